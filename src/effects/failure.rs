@@ -1,0 +1,108 @@
+//! What can go wrong, by its stable code.
+//!
+//! A code is part of the product: tests, reports, dashboards and people's notes hold on to it. Each belongs to
+//! one [`Class`], and the class alone decides the exit status, the backoff and whether tenancy is told.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a failure means for the tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// The bundle may not be deployed as it is: nothing was leased, written or run. Exit 1, reported.
+    Refused,
+    /// The deploy failed. Exit 1, reported.
+    Failed,
+    /// Nothing is wrong with the bundle; the timer tries again. Exit 75, told with the next check-in.
+    Temporary,
+}
+
+macro_rules! codes {
+    ($( $class:ident { $( $code:ident = $text:literal, $remedy:literal; )* } )*) => {
+        /// A stable failure code.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum Code { $( $(
+            #[doc = concat!("`", $text, "`: ", $remedy)]
+            #[serde(rename = $text)]
+            $code,
+        )* )* }
+
+        impl Code {
+            /// All of them.
+            pub const ALL: &'static [Code] = &[ $( $( Code::$code, )* )* ];
+
+            /// As it is written in reports.
+            pub const fn as_str(self) -> &'static str { match self { $( $( Code::$code => $text, )* )* } }
+
+            /// What it means for the tick.
+            pub const fn class(self) -> Class { match self { $( $( Code::$code => Class::$class, )* )* } }
+
+            /// What a person should do about it.
+            pub const fn remedy(self) -> &'static str { match self { $( $( Code::$code => $remedy, )* )* } }
+        }
+    };
+}
+
+codes! {
+    Refused {
+        BundleInvalid = "BUNDLE_INVALID", "render the bundle again: its shape, a path or its meta.json is not acceptable";
+        BundleShaMismatch = "BUNDLE_SHA_MISMATCH", "the content is not what was asked for: look at tenancy's bundle store or whatever stands between";
+        EnvMismatch = "ENV_MISMATCH", "the bundle was rendered for another environment: look at tenancy's target for this box";
+        AgentTooOld = "AGENT_TOO_OLD", "upgrade monky-deployd on this box, then it deploys by itself";
+        RollbackRefused = "ROLLBACK_REFUSED", "to go back on purpose, render the bundle with agent.allow_rollback";
+        ManifestInvalid = "MANIFEST_INVALID", "mend manifest.json and render again";
+        ManifestPath = "MANIFEST_PATH", "a secret's path must be <bao.kv_mount>/<env_id>/…";
+        EnvUnresolved = "ENV_UNRESOLVED", "add the named variables to manifest.json or take them out of env.template";
+        ComposeRefused = "COMPOSE_REFUSED", "change compose.yaml as the detail says";
+    }
+    Failed {
+        ComposeTooOld = "COMPOSE_TOO_OLD", "install the Docker Compose plugin 2.21 or newer on this box";
+        ComposeInvalid = "COMPOSE_INVALID", "mend compose.yaml as the detail says; `docker compose config` shows it";
+        LeaseDenied = "LEASE_DENIED", "allow this box to lease for its environment in tenancy";
+        LegacyLease = "LEGACY_LEASE", "tenancy issues approle leases, the retired scheme: switch the environment to jwt grants";
+        GrantRejected = "GRANT_REJECTED", "OpenBao does not accept tenancy's grant: look at the role, audience, issuer, key and clock";
+        SecretMissing = "SECRET_MISSING", "write the secret, or mend its path or key in manifest.json";
+        SecretDeleted = "SECRET_DELETED", "undelete the secret's version, or pin one that lives";
+        SecretDenied = "SECRET_DENIED", "the token lives but may not read this: mend the policy of the role";
+        SecretInvalid = "SECRET_INVALID", "a secret's value must be a string without NUL, in a KV v2 engine";
+        StageFailed = "STAGE_FAILED", "look at the state directory's owner, mode and mount";
+        PullFailed = "PULL_FAILED", "the registry's own words are in the detail: image, tag, credential or network";
+        PullTimeout = "PULL_TIMEOUT", "the pull took too long: look at the registry's speed or raise pull_timeout_s";
+        UpFailed = "UP_FAILED", "Compose's own words are in the detail";
+        UpTimeout = "UP_TIMEOUT", "`up` did not return in time: look at depends_on conditions or raise healthy_timeout_s";
+        Unhealthy = "UNHEALTHY", "the failing services and the end of their logs are in the detail";
+        DiskFull = "DISK_FULL", "free space on the state directory's or Docker's disk";
+    }
+    Temporary {
+        DockerUnavailable = "DOCKER_UNAVAILABLE", "start Docker, and let the agent's user use its socket";
+        TenancyUnreachable = "TENANCY_UNREACHABLE", "look at the mesh tunneler, DNS and tenancy itself";
+        TenancyError = "TENANCY_ERROR", "tenancy answered, but not what it should: look at its log";
+        LeaseRateLimited = "LEASE_RATE_LIMITED", "wait: the hour's leases are used up; `status` tells when the next is free";
+        BaoUnavailable = "BAO_UNAVAILABLE", "look at OpenBao: sealed, standby, overloaded or not reachable";
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a bundle may not be deployed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{code}: {detail}")]
+pub struct Refusal {
+    /// Which rule it breaks.
+    pub code: Code,
+    /// Where and how, for a person.
+    pub detail: String,
+}
+
+impl Refusal {
+    /// A refusal by `code`.
+    pub fn new(code: Code, detail: impl Into<String>) -> Refusal {
+        Refusal { code, detail: detail.into() }
+    }
+}

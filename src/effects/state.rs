@@ -1,0 +1,211 @@
+//! What the agent remembers between ticks: the content of `state.json`.
+//!
+//! Invariants: there is no secret in it; every field has a default, so that an older file is readable; a
+//! newer format is refused by [`State::FORMAT`], set aside, and never guessed at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::failure::Code;
+use super::report::Report;
+use super::{DockerVersions, Sha, Stamp};
+
+/// Where a token came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenSource {
+    /// From the one-time bootstrap grant; to be swapped for a leased one.
+    Bootstrap,
+    /// From a lease.
+    Lease,
+}
+
+/// What is remembered of the saved token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRecord {
+    /// Where it came from.
+    pub source: TokenSource,
+    /// Its accessor.
+    #[serde(default)]
+    pub accessor: Option<String>,
+    /// When OpenBao was last asked about it.
+    pub seen_at: Stamp,
+    /// Seconds it had left then; none: it never expires.
+    #[serde(default)]
+    pub ttl_s: Option<u64>,
+    /// It could be renewed.
+    #[serde(default)]
+    pub renewable: bool,
+}
+
+/// A release that became healthy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// Its sha.
+    pub sha: Sha,
+    /// When it became healthy.
+    pub at: Stamp,
+    /// Its `meta.json` generation.
+    #[serde(default)]
+    pub generation: Option<i64>,
+    /// The version of every secret it was given, by path.
+    #[serde(default)]
+    pub secrets: BTreeMap<String, u64>,
+    /// The ids of its images.
+    #[serde(default)]
+    pub images: BTreeSet<String>,
+    /// The services it is made of.
+    #[serde(default)]
+    pub services: BTreeSet<String>,
+}
+
+/// When a release became `current`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promotion {
+    /// Which.
+    pub sha: Sha,
+    /// When.
+    pub at: Stamp,
+}
+
+/// An apply that went past promotion and whose outcome is not known yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unfinished {
+    /// Which release.
+    pub sha: Sha,
+    /// Its generation.
+    #[serde(default)]
+    pub generation: Option<i64>,
+    /// When its tick began.
+    pub since: Stamp,
+    /// The services it is made of.
+    #[serde(default)]
+    pub services: BTreeSet<String>,
+    /// The version of every secret it was given, by path.
+    #[serde(default)]
+    pub secrets: BTreeMap<String, u64>,
+    /// What to do if it does not become healthy.
+    #[serde(default)]
+    pub on_unhealthy: super::OnUnhealthy,
+    /// How long that may take (seconds).
+    #[serde(default)]
+    pub healthy_timeout_s: u64,
+}
+
+/// What is remembered of attempts at a bundle that is not applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempts {
+    /// How many were made.
+    pub count: u32,
+    /// When the next one may be made.
+    #[serde(default)]
+    pub next_at: Option<Stamp>,
+    /// It was rolled back: no further attempt by itself.
+    #[serde(default)]
+    pub quarantined: bool,
+}
+
+/// The last failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastError {
+    /// Its code.
+    pub code: Code,
+    /// In which stage.
+    pub phase: String,
+    /// What happened.
+    pub detail: String,
+    /// When.
+    pub at: Stamp,
+}
+
+/// How the last tick that did something ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LastResult {
+    /// A release became healthy.
+    Applied,
+    /// It was refused or failed.
+    Failed,
+    /// It could not be tried.
+    Deferred,
+}
+
+/// The content of `state.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// The format; see [`State::FORMAT`].
+    pub format: u32,
+    /// What runs and is healthy, newest last: the applied release and the good ones before it.
+    pub good: Vec<Applied>,
+    /// Shas that were applied before and are not kept any more (newest last, at most [`State::EARLIER`]).
+    pub earlier: Vec<Sha>,
+    /// The highest generation that was ever accepted.
+    pub generation_floor: Option<i64>,
+    /// Promotions, newest last.
+    pub promotions: Vec<Promotion>,
+    /// An apply to finish.
+    pub unfinished: Option<Unfinished>,
+    /// The saved token.
+    pub token: Option<TokenRecord>,
+    /// When leases were asked for (the last hour's).
+    pub leases: Vec<Stamp>,
+    /// Tenancy said not to ask for a lease before this.
+    pub lease_not_before: Option<Stamp>,
+    /// When the leased grant in `grant.json` ends.
+    pub grant_expires_at: Option<Stamp>,
+    /// Attempts by sha.
+    pub attempts: BTreeMap<Sha, Attempts>,
+    /// How the last tick that did something ended.
+    pub last_result: Option<LastResult>,
+    /// When that was.
+    pub last_at: Option<Stamp>,
+    /// The last failure; none after a success.
+    pub last_error: Option<LastError>,
+    /// Versions of engine and Compose as last seen.
+    pub docker: Option<DockerVersions>,
+    /// The ids of all images that releases of this agent used and that were not removed.
+    pub images: BTreeSet<String>,
+    /// An outcome that may not have reached the outbox yet.
+    pub outcome: Option<Report>,
+}
+
+impl State {
+    /// The format this agent writes.
+    ///
+    /// 1: the first one of the Rust line.
+    pub const FORMAT: u32 = 1;
+
+    /// How many earlier shas are remembered.
+    pub const EARLIER: usize = 50;
+
+    /// What runs and is healthy.
+    pub fn applied(&self) -> Option<&Applied> {
+        self.good.last()
+    }
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            format: State::FORMAT,
+            good: Vec::new(),
+            earlier: Vec::new(),
+            generation_floor: None,
+            promotions: Vec::new(),
+            unfinished: None,
+            token: None,
+            leases: Vec::new(),
+            lease_not_before: None,
+            grant_expires_at: None,
+            attempts: BTreeMap::new(),
+            last_result: None,
+            last_at: None,
+            last_error: None,
+            docker: None,
+            images: BTreeSet::new(),
+            outcome: None,
+        }
+    }
+}
