@@ -1,5 +1,9 @@
 //! `monky-deployd`: the deploy agent of one box that runs Docker Compose.
 //!
-//! A pure core ([`fsm`]) decides and asks for [`effects`]; [`drivers`] carry them out and tell what happened.
+//! A pure core ([`effects`] and the state machine) decides; [`drivers`] carry out and tell what happened.
 
+pub mod config;
+pub mod drivers;
 pub mod effects;
+#[cfg(feature = "sandbox")]
+pub mod sandbox;

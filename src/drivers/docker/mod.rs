@@ -1,0 +1,8 @@
+//! Docker through its CLI: one file for each external verb.
+
+pub mod cli;
+pub mod compose;
+pub mod images;
+pub mod inspect;
+pub mod pull;
+pub mod up;

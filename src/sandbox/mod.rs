@@ -1,0 +1,6 @@
+//! Stand-ins for the world (tenancy, OpenBao, Docker), for `demo` and for tests. Not in packages.
+
+pub mod demo;
+pub mod docker;
+pub mod openbao;
+pub mod tenancy;
