@@ -10,6 +10,7 @@ pub mod bundle;
 pub mod containers;
 pub mod env_template;
 pub mod failure;
+pub mod local;
 pub mod manifest;
 pub mod meta;
 pub mod model;
@@ -25,6 +26,7 @@ pub mod words;
 
 use serde::{Deserialize, Serialize};
 
+pub use local::{GrantFacts, LocalFacts};
 pub use requests::*;
 pub use scrubbed::{Scrub, Scrubbed};
 pub use settings::{OnUnhealthy, Settings};

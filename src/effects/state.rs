@@ -55,9 +55,9 @@ pub struct Applied {
     /// The ids of its images.
     #[serde(default)]
     pub images: BTreeSet<String>,
-    /// The services it is made of.
+    /// The services it is made of, and how many containers each has.
     #[serde(default)]
-    pub services: BTreeSet<String>,
+    pub services: BTreeMap<String, u32>,
 }
 
 /// When a release became `current`.
@@ -69,28 +69,60 @@ pub struct Promotion {
     pub at: Stamp,
 }
 
-/// An apply that went past promotion and whose outcome is not known yet.
+/// Why a deploy is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "cause", content = "n", rename_all = "snake_case")]
+pub enum Cause {
+    /// Tenancy wants a bundle that was not tried before.
+    NewSha,
+    /// The n-th try at a bundle that failed before.
+    Retry(u32),
+    /// What runs is not the applied release (a failed one was left, or the target went back).
+    Drift,
+    /// An operator said `--force`.
+    Forced,
+    /// A tick was interrupted after promotion.
+    Interrupted,
+}
+
+/// A release on its way from promotion to healthy: all that is needed to finish it, without tenancy and OpenBao.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unfinished {
+pub struct Goal {
     /// Which release.
     pub sha: Sha,
-    /// Its generation.
-    #[serde(default)]
+    /// Its `meta.json` generation.
     pub generation: Option<i64>,
+    /// The how-manieth attempt this is, from 1.
+    pub attempt: u32,
+    /// Why.
+    pub cause: Cause,
     /// When its tick began.
     pub since: Stamp,
-    /// The services it is made of.
-    #[serde(default)]
-    pub services: BTreeSet<String>,
+    /// The services it is made of, and how many containers each has.
+    pub services: BTreeMap<String, u32>,
     /// The version of every secret it was given, by path.
-    #[serde(default)]
     pub secrets: BTreeMap<String, u64>,
     /// What to do if it does not become healthy.
-    #[serde(default)]
     pub on_unhealthy: super::OnUnhealthy,
-    /// How long that may take (seconds).
-    #[serde(default)]
+    /// How long `up` and the wait for health may take together (seconds).
     pub healthy_timeout_s: u64,
+    /// Set while this release is brought back because another one failed.
+    pub instead_of: Option<Box<FailedDeploy>>,
+}
+
+/// A deploy that failed and is being rolled back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedDeploy {
+    /// Which release.
+    pub sha: Sha,
+    /// The how-manieth attempt it was.
+    pub attempt: u32,
+    /// Why it was made.
+    pub cause: Cause,
+    /// When its tick began.
+    pub since: Stamp,
+    /// How it failed.
+    pub error: LastError,
 }
 
 /// What is remembered of attempts at a bundle that is not applied.
@@ -127,8 +159,8 @@ pub enum LastResult {
     Applied,
     /// It was refused or failed.
     Failed,
-    /// It could not be tried.
-    Deferred,
+    /// It failed, and the last good release was brought back.
+    RolledBack,
 }
 
 /// The content of `state.json`.
@@ -141,28 +173,26 @@ pub struct State {
     pub good: Vec<Applied>,
     /// Shas that were applied before and are not kept any more (newest last, at most [`State::EARLIER`]).
     pub earlier: Vec<Sha>,
-    /// The highest generation that was ever accepted.
-    pub generation_floor: Option<i64>,
     /// Promotions, newest last.
     pub promotions: Vec<Promotion>,
-    /// An apply to finish.
-    pub unfinished: Option<Unfinished>,
+    /// An apply that went past promotion and whose outcome is not known yet.
+    pub unfinished: Option<Goal>,
     /// The saved token.
     pub token: Option<TokenRecord>,
     /// When leases were asked for (the last hour's).
     pub leases: Vec<Stamp>,
     /// Tenancy said not to ask for a lease before this.
     pub lease_not_before: Option<Stamp>,
-    /// When the leased grant in `grant.json` ends.
-    pub grant_expires_at: Option<Stamp>,
     /// Attempts by sha.
     pub attempts: BTreeMap<Sha, Attempts>,
     /// How the last tick that did something ended.
     pub last_result: Option<LastResult>,
     /// When that was.
     pub last_at: Option<Stamp>,
-    /// The last failure; none after a success.
+    /// The last failure of a deploy; none after a success.
     pub last_error: Option<LastError>,
+    /// What keeps the agent from doing its work at the moment, with the time since when.
+    pub trouble: Option<LastError>,
     /// Versions of engine and Compose as last seen.
     pub docker: Option<DockerVersions>,
     /// The ids of all images that releases of this agent used and that were not removed.
@@ -192,17 +222,16 @@ impl Default for State {
             format: State::FORMAT,
             good: Vec::new(),
             earlier: Vec::new(),
-            generation_floor: None,
             promotions: Vec::new(),
             unfinished: None,
             token: None,
             leases: Vec::new(),
             lease_not_before: None,
-            grant_expires_at: None,
             attempts: BTreeMap::new(),
             last_result: None,
             last_at: None,
             last_error: None,
+            trouble: None,
             docker: None,
             images: BTreeSet::new(),
             outcome: None,

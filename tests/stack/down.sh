@@ -29,7 +29,7 @@ end_leftovers() {
   local proc pid line children
   for proc in /proc/[0-9]*; do
     pid=${proc#/proc/}
-    line=$(tr '\0' ' ' <"$proc/cmdline" 2>/dev/null) || continue
+    line=$({ tr '\0' ' ' <"$proc/cmdline"; } 2>/dev/null) || continue
     [[ $line == *" $CONTAINERD/"* && $(readlink "$proc/exe") == */containerd* ]] || continue
     if [[ $line == *containerd-shim* ]]; then
       children=$(cat "$proc"/task/*/children 2>/dev/null || true)

@@ -116,15 +116,14 @@ bao_answers() { # NAME ADDRESS CURL-ARG…: with the token, which the server kno
   [[ $(http_status -H "X-Vault-Token: $(<"$STACK/conf/$1.token")" "$2/v1/auth/token/lookup-self" "${@:3}") == 200 ]]
 }
 bao_tls_answers() {
-  # The server names the file after itself.
-  cp "$STACK"/bao/tls/*-ca.pem "$BAO_TLS_CA"
+  BAO_TLS_CA=$(echo "$STACK"/bao/tls/*-ca.pem) # the server chooses the name
   bao_answers bao-tls "$BAO_TLS_ADDR" --cacert "$BAO_TLS_CA"
 }
 start_baos() {
   local plain tls
   plain=127.0.0.1:$(port_of bao)
   tls=127.0.0.1:$(port_of bao-tls)
-  BAO_ADDR=http://$plain BAO_TLS_ADDR=https://$tls BAO_TLS_CA=$STACK/bao/tls/ca.pem
+  BAO_ADDR=http://$plain BAO_TLS_ADDR=https://$tls
   mkdir -p "$STACK/bao/tls"
   start_bao bao -dev-listen-address="$plain"
   start_bao bao-tls -dev-tls -dev-tls-cert-dir="$STACK/bao/tls" -dev-listen-address="$tls"
@@ -135,7 +134,7 @@ start_baos() {
 has_image() { [[ $(http_status -u "$REGISTRY_LOGIN" "http://$REGISTRY/v2/$1/manifests/$2") == 200 ]]; }
 
 build_images() {
-  local context=$STACK/build applet n
+  local context=$STACK/build applet
   if has_image monky/tool 1 && has_image monky/web 1 && has_image monky/web 2; then return; fi
   rm -rf "$context"
   mkdir -p "$context"/{bin,etc,tmp,www}
@@ -161,23 +160,22 @@ COPY www /www
 EXPOSE 8080
 CMD ["httpd", "-f", "-p", "8080", "-h", "/www"]
 DOCKER
-  build() { # IMAGE DOCKERFILE
-    DOCKER_BUILDKIT=0 docker build -q -t "$REGISTRY/$1" -f "$context/$2" "$context"
-    docker push -q "$REGISTRY/$1"
+  push_images "$context" >"$STACK/log/images.log" 2>&1 9>&- || die_with_log images "not built or not pushed"
+  rm -rf "$context"
+}
+# All in one chain, since 'set -e' means nothing left of '||'.
+push_images() { # CONTEXT
+  # A folder of its own: a credential left behind would make every pull a pull with password.
+  local -x DOCKER_CONFIG=$1/.docker DOCKER_BUILDKIT=0
+  build() { # CONTEXT IMAGE DOCKERFILE
+    docker build -q -t "$REGISTRY/$2" -f "$1/$3" "$1" && docker push -q "$REGISTRY/$2"
   }
-  {
-    # A folder of its own: a credential left in DOCKER_CONFIG would make every pull a pull with password.
-    export DOCKER_CONFIG=$context/.docker
-    docker login -u "${REGISTRY_LOGIN%%:*}" --password-stdin "$REGISTRY" <<<"${REGISTRY_LOGIN#*:}"
-    build monky/tool:1 tool.Dockerfile
-    for n in 1 2; do
-      echo "web $n" >"$context/www/index.html"
-      build monky/web:$n web.Dockerfile
-    done
+  docker login -u "${REGISTRY_LOGIN%%:*}" --password-stdin "$REGISTRY" <<<"${REGISTRY_LOGIN#*:}" &&
+    build "$1" monky/tool:1 tool.Dockerfile &&
+    echo 'web 1' >"$1/www/index.html" && build "$1" monky/web:1 web.Dockerfile &&
+    echo 'web 2' >"$1/www/index.html" && build "$1" monky/web:2 web.Dockerfile &&
     # Without the local names a pull has to ask the registry.
     docker rmi "$REGISTRY/monky/web:2" "$REGISTRY/monky/web:1" "$REGISTRY/monky/tool:1"
-  } >"$STACK/log/images.log" 2>&1 9>&- || die_with_log images "not built"
-  rm -rf "$context"
 }
 
 # One docker_bin for each Compose version. A mount namespace of its own puts that version in the plugin's place: the client's
@@ -187,15 +185,16 @@ write_wrappers() {
   local version target
   target=$(docker info --format '{{range .ClientInfo.Plugins}}{{if eq .Name "compose"}}{{.Path}}{{end}}{{end}}' 2>/dev/null)
   [[ -f $target ]] || die "compose: the client finds no Compose plugin to put another one over: run install.sh"
-  rm -f "$STACK"/bin/docker-*
   for version in $(compose_versions); do
-    cat >"$STACK/bin/docker-$version" <<SH
+    cat >"$STACK/bin/.new" <<SH
 #!/bin/sh
 # The docker client with Compose $version as its plugin. Everything else of the machine is as it is.
-exec $(command -v unshare) --mount --propagation slave $(command -v sh) -c '$(command -v mount) --bind "\$0" "\$1" && shift && exec "\$@"' \\
+exec $(command -v unshare) --mount --propagation slave $(command -v sh) -c \\
+  '$(command -v mount) --bind "\$0" "\$1" && shift && exec "\$@"' \\
   '$STACK/compose/$version/docker-compose' '$target' '$(command -v docker)' "\$@"
 SH
-    chmod 755 "$STACK/bin/docker-$version"
+    chmod 755 "$STACK/bin/.new"
+    mv "$STACK/bin/.new" "$STACK/bin/docker-$version" # in one step: a test may be running
     [[ $("$STACK/bin/docker-$version" compose version --short) == *"$version"* ]] || die "compose: $STACK/bin/docker-$version is not Compose $version"
   done
 }
