@@ -5,5 +5,6 @@
 pub mod config;
 pub mod drivers;
 pub mod effects;
+pub mod fsm;
 #[cfg(feature = "sandbox")]
 pub mod sandbox;

@@ -36,3 +36,7 @@ pub struct AgentAsks {
     #[serde(default)]
     pub healthy_timeout_s: Option<u64>,
 }
+/// tmp
+pub fn version_at_least(have: &str, min: &str) -> Result<bool, super::failure::Refusal> {
+    Ok(have >= min)
+}

@@ -1,0 +1,138 @@
+//! When to try again: backoff per bundle, the budget of leases, and jitter from a seed.
+//!
+//! Invariant: every function here is a plain function of its arguments; a wait is never shorter than the server
+//! asked for, and jitter is never zero for a whole fleet, not even at the cap.
+
+use crate::effects::Stamp;
+
+/// First wait after a failure, in milliseconds (contract §8).
+const FIRST_MS: i64 = 30_000;
+/// Longest wait, in milliseconds (contract §8).
+const LONGEST_MS: i64 = 15 * 60_000;
+/// Leases that tenancy grants an hour (contract §4).
+pub const LEASES_AN_HOUR: usize = 5;
+/// The hour that leases count in, in seconds.
+const LEASE_HOUR_S: i64 = 3600;
+/// How long to leave tenancy alone when it rate-limits without saying for how long, in seconds.
+const SILENT_LIMIT_S: i64 = 300;
+
+/// A number from a seed and a salt, the same for the same two (SplitMix64).
+fn mix(seed: u64, salt: u64) -> u64 {
+    let mut z = seed.wrapping_add(salt.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A number from `low` to `high`, both included.
+fn between(low: i64, high: i64, seed: u64, salt: u64) -> i64 {
+    let span = u64::try_from(high.saturating_sub(low)).unwrap_or(0).saturating_add(1);
+    low.saturating_add(i64::try_from(mix(seed, salt) % span.max(1)).unwrap_or(0))
+}
+
+/// How long to wait after the n-th failure (from 1), in milliseconds: 30 s · 2^(n−1), ±20 %, at most 15 min.
+pub fn backoff_ms(n: u32, seed: u64) -> i64 {
+    let doubled = FIRST_MS.saturating_mul(1_i64 << n.saturating_sub(1).min(20));
+    let base = doubled.min(LONGEST_MS);
+    let high = (base / 5).saturating_add(base).min(LONGEST_MS);
+    between(base - base / 5, high, seed, u64::from(n))
+}
+
+/// The moment of the next attempt may lie so far ahead at most; later means that the clock went back.
+pub fn clamp_next(next: Stamp, now: Stamp) -> Stamp {
+    next.min(now.plus_ms(LONGEST_MS))
+}
+
+/// When the next lease may be asked for, if not now: five an hour, and not before tenancy's own word.
+pub fn lease_free_at(leases: &[Stamp], not_before: Option<Stamp>, now: Stamp) -> Option<Stamp> {
+    let recent = leases.iter().filter(|at| now.since_ms(**at) < LEASE_HOUR_S * 1000);
+    let budget = if recent.clone().count() >= LEASES_AN_HOUR {
+        let nth = recent.clone().count() - LEASES_AN_HOUR;
+        recent.clone().nth(nth).map(|oldest| oldest.plus_s(LEASE_HOUR_S))
+    } else {
+        None
+    };
+    budget.max(not_before).filter(|free| *free > now)
+}
+
+/// The moment before which tenancy is not to be asked for a lease again after a 429: never before its
+/// `Retry-After`, and a little later on every box.
+pub fn after_rate_limit(now: Stamp, retry_after_s: Option<u32>, seed: u64) -> Stamp {
+    let asked_s = retry_after_s.map_or(SILENT_LIMIT_S, i64::from).clamp(1, LEASE_HOUR_S);
+    now.plus_s(asked_s).plus_ms(between(1, asked_s.saturating_mul(100), seed, 0x1ea5e))
+}
+
+/// Times that an agent with the right clock cannot have written: what lies ahead is pulled to now.
+pub fn clamp_leases(leases: &mut Vec<Stamp>, not_before: &mut Option<Stamp>, now: Stamp) {
+    for at in leases.iter_mut() {
+        *at = (*at).min(now);
+    }
+    leases.retain(|at| now.since_ms(*at) < LEASE_HOUR_S * 1000);
+    leases.sort_unstable();
+    if let Some(limit) = not_before {
+        *limit = (*limit).min(now.plus_s(LEASE_HOUR_S + LEASE_HOUR_S / 10));
+        if *limit <= now {
+            *not_before = None;
+        }
+    }
+}
+
+/// How long to wait before looking at the containers for the n-th time again (from 0), in milliseconds.
+pub fn look_again_ms(n: u32) -> i64 {
+    (250_i64 << n.min(2)).min(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_doubles_from_30_s_and_stays_within_20_percent_and_15_minutes() {
+        for seed in 0..500 {
+            for n in 1..60 {
+                let doubled = 30_000_i64.checked_shl(n - 1).filter(|ms| *ms > 0 && n < 20).unwrap_or(i64::MAX);
+                let base = doubled.min(900_000);
+                let ms = backoff_ms(n, seed);
+                assert!(ms >= base - base / 5 && ms <= (base + base / 5).min(900_000), "n {n}: {ms}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fleet_at_the_cap_does_not_come_back_at_once() {
+        let waits: std::collections::BTreeSet<i64> = (0..40).map(|box_seed| backoff_ms(12, box_seed)).collect();
+        assert!(waits.len() > 35, "40 boxes share {} waits", waits.len());
+    }
+
+    #[test]
+    fn the_sixth_lease_in_an_hour_is_not_asked_for() {
+        let now = Stamp(10_000_000);
+        let leases: Vec<Stamp> = (1..=5).map(|m| now.plus_s(-60 * m)).rev().collect();
+        assert_eq!(lease_free_at(&leases[1..], None, now), None);
+        assert_eq!(lease_free_at(&leases, None, now), Some(now.plus_s(3300)));
+        assert_eq!(lease_free_at(&leases, None, now.plus_s(3300)), None);
+    }
+
+    #[test]
+    fn a_wait_is_never_shorter_than_retry_after() {
+        for seed in 0..200 {
+            for s in [0, 1, 7, 60, 3600, u32::MAX] {
+                let until = after_rate_limit(Stamp(0), Some(s), seed);
+                let asked = i64::from(s).min(3600);
+                assert!(until > Stamp(0).plus_s(asked) && until <= Stamp(0).plus_s(asked.max(1) * 11 / 10 + 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_clock_that_went_back_does_not_make_the_agent_mute() {
+        let now = Stamp(1_000_000_000);
+        let ten_years = 10 * 365 * 86_400;
+        assert_eq!(clamp_next(now.plus_s(ten_years), now), now.plus_ms(900_000));
+        let mut leases = vec![now.plus_s(ten_years), now.plus_s(-ten_years), now.plus_s(-10)];
+        let mut limit = Some(now.plus_s(ten_years));
+        clamp_leases(&mut leases, &mut limit, now);
+        assert_eq!(leases, [now.plus_s(-10), now]);
+        assert_eq!(limit, Some(now.plus_s(3960)));
+    }
+}

@@ -1,0 +1,141 @@
+//! Healthy: awaits the verdict on the containers.
+//!
+//! Invariant: only a look at which everything is fine makes a release applied; one deadline covers `up` and the wait.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Conclusion, Report, Up, answer};
+use crate::effects::containers::Container;
+use crate::effects::failure::Code;
+use crate::effects::state::Goal;
+use crate::effects::{Event, Inspect, LogTail, ReadLogs, RunFault, Stamp, WaitUntil};
+use crate::fsm::edges::Leads;
+use crate::fsm::faults::{self, Failure};
+use crate::fsm::flow::Flow;
+use crate::fsm::machine::Transition;
+use crate::fsm::verdict::{self, Baseline, Finding, Verdict};
+use crate::fsm::{StageName, retry};
+
+const PHASE: StageName = StageName::Healthy;
+/// Of so many failing containers the logs are read.
+const LOGS_OF: usize = 4;
+/// So many lines of each.
+const LOG_LINES: u32 = 20;
+
+/// Awaits a look at the containers, the next look, or the logs of what failed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Healthy {
+    goal: Goal,
+    baseline: Baseline,
+    until: Stamp,
+    looks: u32,
+    awaits: Awaits,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "await", content = "of", rename_all = "snake_case")]
+enum Awaits {
+    Look,
+    NextLook,
+    Logs { failing: Vec<Finding>, seen: Vec<Container> },
+}
+
+impl Healthy {
+    /// Watches the containers until there is a verdict.
+    pub fn watch<S: Leads<Healthy>>(flow: Flow<S>, goal: Goal, baseline: Baseline, until: Stamp) -> Transition {
+        flow.to(Healthy { goal, baseline, until, looks: 0, awaits: Awaits::Look }).then(Inspect {})
+    }
+}
+
+impl Flow<Healthy> {
+    pub(in crate::fsm) fn on(self, event: Event) -> Transition {
+        match self.stage.awaits.clone() {
+            Awaits::Look => {
+                let look = answer!(self, event, Inspect);
+                self.look(look)
+            }
+            Awaits::NextLook => {
+                let () = answer!(self, event, WaitUntil);
+                self.awaiting(Awaits::Look).then(Inspect {})
+            }
+            Awaits::Logs { failing, seen } => {
+                let logs = answer!(self, event, ReadLogs);
+                self.unhealthy(&failing, seen, logs)
+            }
+        }
+    }
+
+    fn awaiting(self, awaits: Awaits) -> Flow<Healthy> {
+        self.stay(|healthy| Healthy { awaits, ..healthy })
+    }
+
+    fn look(mut self, look: Result<Vec<Container>, RunFault>) -> Transition {
+        let seen = match look {
+            Ok(seen) => seen,
+            Err(fault) => {
+                let failure =
+                    faults::run(PHASE, "docker inspect", &fault, Code::DockerUnavailable, Code::DockerUnavailable);
+                let goal = self.stage.goal.clone();
+                return Up::instead(self, &goal, failure, Vec::new());
+            }
+        };
+        let now = self.core().now;
+        let stable_s = self.core().settings.stable_s;
+        let Healthy { goal, baseline, until, looks, awaits: _ } = &mut self.stage;
+        match verdict::judge(&goal.services, &seen, baseline, now, stable_s) {
+            Verdict::Healthy => {
+                let goal = goal.clone();
+                Report::conclude(self, Conclusion::Applied { goal: Box::new(goal), seen })
+            }
+            Verdict::Failing(failing) => self.read_logs(failing, seen),
+            Verdict::Waiting(what) if now >= *until => {
+                let late = format!("not healthy within {} s", goal.healthy_timeout_s);
+                let failing = what.into_iter().map(|found| Finding { why: format!("{late}: {}", found.why), ..found });
+                self.read_logs(failing.collect(), seen)
+            }
+            Verdict::Waiting(what) => {
+                let next = now.plus_ms(retry::look_again_ms(*looks)).min(*until);
+                *looks = looks.saturating_add(1);
+                let reason: Vec<String> =
+                    what.iter().map(|found| format!("{}: {}", found.service, found.why)).collect();
+                self.awaiting(Awaits::NextLook).then(WaitUntil { until: next, reason: reason.join("; ") })
+            }
+        }
+    }
+
+    fn read_logs(self, failing: Vec<Finding>, seen: Vec<Container>) -> Transition {
+        let of = |found: &Finding| Some((found.service.clone(), found.id.clone()?));
+        let containers: Vec<(String, String)> = failing.iter().filter_map(of).take(LOGS_OF).collect();
+        let flow = self.awaiting(Awaits::Logs { failing, seen });
+        flow.then(ReadLogs { containers, lines: LOG_LINES })
+    }
+
+    fn unhealthy(self, failing: &[Finding], seen: Vec<Container>, logs: Result<Vec<LogTail>, RunFault>) -> Transition {
+        let mut what: Vec<String> =
+            failing.iter().map(|failed| format!("{}: {}", failed.service, failed.why)).collect();
+        match logs {
+            Ok(tails) => {
+                // The end of a log is what tells; each gets its share of the room.
+                let share = faults::DETAIL / 2 / tails.len().max(1);
+                for tail in tails.iter().filter(|tail| !tail.text.as_str().trim().is_empty()) {
+                    what.push(format!("{} says: {}", tail.service, last_chars(&one_line(tail.text.as_str()), share)));
+                }
+            }
+            Err(_) => what.push("the logs could not be read".to_owned()),
+        }
+        let failure = Failure::new(Code::Unhealthy, PHASE, what.join("; "));
+        let goal = self.stage.goal.clone();
+        Up::instead(self, &goal, failure, seen)
+    }
+}
+
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" | ")
+}
+
+fn last_chars(text: &str, most: usize) -> String {
+    let skip = text.chars().count().saturating_sub(most);
+    let tail: String = text.chars().skip(skip).collect();
+    if skip == 0 { tail } else { format!("…{tail}") }
+}

@@ -1,0 +1,175 @@
+//! Up: awaits the promotion, then `up`.
+//!
+//! Invariants: what is about to be promoted is durable first, so that a crash from here on is finished and not
+//! forgotten; nothing comes up without the proof that it was pulled.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Attempt, Healthy, PulledProof, Report, answer};
+use crate::effects::containers::Container;
+use crate::effects::failure::{Class, Code};
+use crate::effects::state::{Attempts, Goal, LastResult, Promotion};
+use crate::effects::{self, Event, Inspect, OnUnhealthy, Promote, RunFault, SaveState, Stamp, StoreFault};
+use crate::fsm::StageName;
+use crate::fsm::edges::Leads;
+use crate::fsm::event::Note;
+use crate::fsm::faults::{self, Failure};
+use crate::fsm::flow::Flow;
+use crate::fsm::machine::Transition;
+use crate::fsm::verdict::{self, Baseline};
+
+const PHASE: StageName = StageName::Up;
+
+/// Awaits that the promotion is noted, done, and followed by `up`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Up {
+    goal: Goal,
+    pulled: PulledProof,
+    awaits: Awaits,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "await", content = "of", rename_all = "snake_case")]
+enum Awaits {
+    Noted(Option<Result<(), StoreFault>>),
+    Promoted(Baseline),
+    Up { baseline: Baseline, until: Stamp },
+}
+
+impl Up {
+    /// Promotes a pulled release and brings it up.
+    pub fn promote<S: Leads<Up>>(flow: Flow<S>, goal: Goal, pulled: PulledProof) -> Transition {
+        let mut flow = flow.to(Up { goal: goal.clone(), pulled, awaits: Awaits::Noted(None) });
+        let core = flow.core_mut();
+        core.state.unfinished = Some(goal.clone());
+        core.state.promotions.push(Promotion { sha: goal.sha, at: core.now });
+        let state = Box::new(core.state.clone());
+        // What ran before counts: a restart from here on is a failure, one from last week is not.
+        flow.ask(SaveState { state });
+        flow.ask(Inspect {});
+        flow.into()
+    }
+
+    /// Brings the last good release back, if that is wanted and there is one; otherwise the failure stands.
+    pub fn instead<S: Leads<Up> + Leads<Report>>(
+        mut flow: Flow<S>,
+        goal: &Goal,
+        failure: Failure,
+        seen: Vec<Container>,
+    ) -> Transition {
+        let attempt = Attempt::of(goal);
+        let failure = match &goal.instead_of {
+            Some(first) if failure.code.class() == Class::Failed => Failure {
+                code: first.error.code,
+                phase: failure.phase,
+                detail: faults::clip(
+                    &format!("{}; the rollback failed too: {}", first.error.detail, failure.detail),
+                    faults::DETAIL,
+                ),
+            },
+            Some(_) | None => failure,
+        };
+        let core = flow.core();
+        let good =
+            core.state.good.iter().rev().find(|good| good.sha != goal.sha && core.local.releases.contains(&good.sha));
+        let wanted = goal.on_unhealthy == OnUnhealthy::Rollback
+            && goal.instead_of.is_none()
+            && failure.code.class() == Class::Failed;
+        let Some(good) = good.filter(|_| wanted).cloned() else {
+            return Report::fail_seen(flow, failure, attempt, seen);
+        };
+        let pulled = PulledProof::of_good(&good);
+        let back = Goal {
+            sha: good.sha,
+            generation: good.generation,
+            attempt: 1,
+            cause: goal.cause,
+            since: goal.since,
+            services: good.services,
+            secrets: good.secrets,
+            on_unhealthy: OnUnhealthy::Keep,
+            healthy_timeout_s: core.settings.healthy_timeout_s,
+            instead_of: Some(Box::new(attempt.failed(&failure, core.now))),
+        };
+        flow.note(Note::error(format!("{}: {}", failure.code, failure.detail)));
+        flow.note(Note::warn(format!("{} failed; bringing {} back up", goal.sha.short(), back.sha.short())));
+        let core = flow.core_mut();
+        // Durable with the promotion: a crash in the middle of the rollback must not deploy the bad release again.
+        core.state
+            .attempts
+            .insert(attempt.sha.clone(), Attempts { count: attempt.number, next_at: None, quarantined: true });
+        core.state.last_result = Some(LastResult::Failed);
+        core.state.last_error = back.instead_of.as_ref().map(|failed| failed.error.clone());
+        Up::promote(flow, back, pulled)
+    }
+}
+
+impl Flow<Up> {
+    pub(in crate::fsm) fn on(self, event: Event) -> Transition {
+        match self.stage.awaits.clone() {
+            Awaits::Noted(None) => {
+                let noted = answer!(self, event, SaveState);
+                self.awaiting(Awaits::Noted(Some(noted))).into()
+            }
+            Awaits::Noted(Some(noted)) => {
+                let before = answer!(self, event, Inspect);
+                self.noted(noted, before)
+            }
+            Awaits::Promoted(baseline) => match answer!(self, event, Promote) {
+                Ok(()) => self.promoted(baseline),
+                Err(fault) => self.fail_untouched(faults::store(PHASE, &fault)),
+            },
+            Awaits::Up { baseline, until } => match answer!(self, event, effects::Up) {
+                Ok(done) => {
+                    let mut flow = self;
+                    for warning in done.warnings {
+                        flow.note(Note::warn(format!("compose up: {warning}")));
+                    }
+                    let goal = flow.stage.goal.clone();
+                    Healthy::watch(flow, goal, baseline, until)
+                }
+                Err(fault) => self.fail(faults::run(PHASE, "compose up", &fault, Code::UpFailed, Code::UpTimeout)),
+            },
+        }
+    }
+
+    fn awaiting(self, awaits: Awaits) -> Flow<Up> {
+        self.stay(|up| Up { awaits, ..up })
+    }
+
+    fn noted(mut self, noted: Result<(), StoreFault>, before: Result<Vec<Container>, RunFault>) -> Transition {
+        if let Err(fault) = noted {
+            return self.fail_untouched(faults::store(PHASE, &fault));
+        }
+        self.core_mut().saved = self.core().state.clone();
+        let before = match before {
+            Ok(before) => before,
+            Err(fault) => {
+                let code = Code::DockerUnavailable;
+                return self.fail_untouched(faults::run(PHASE, "docker inspect", &fault, code, code));
+            }
+        };
+        let sha = self.stage.pulled.sha().clone();
+        self.awaiting(Awaits::Promoted(verdict::before_up(&before))).then(Promote { sha })
+    }
+
+    fn promoted(mut self, baseline: Baseline) -> Transition {
+        let Up { goal, pulled, awaits: _ } = self.stage.clone();
+        let core = self.core_mut();
+        core.local.current = Some(goal.sha.clone());
+        let until = core.now.plus_s(i64::try_from(goal.healthy_timeout_s).unwrap_or(i64::MAX));
+        let up = effects::Up { sha: pulled.sha().clone(), timeout_s: goal.healthy_timeout_s };
+        self.awaiting(Awaits::Up { baseline, until }).then(up)
+    }
+
+    /// Nothing that runs was touched yet: there is nothing to roll back.
+    fn fail_untouched(self, failure: Failure) -> Transition {
+        let attempt = Attempt::of(&self.stage.goal);
+        Report::fail(self, failure, attempt)
+    }
+
+    fn fail(self, failure: Failure) -> Transition {
+        let goal = self.stage.goal.clone();
+        Up::instead(self, &goal, failure, Vec::new())
+    }
+}
