@@ -1,1 +1,62 @@
-//! stub
+//! The loop: effects to the driver, answers to the machine, notes to the journal, until the tick is done.
+//!
+//! Invariant: every effect is answered exactly once, and the answers of one step's effects are delivered in the
+//! order of emission, however the driver carried them out.
+
+use super::Driver;
+use crate::effects::{Effect, Event, Stamp};
+use crate::fsm::stages::Done;
+use crate::fsm::{Boot, Input, Machine, Note, Transition};
+
+/// Sees everything that goes in and comes out: the journal, a recording, a plan.
+pub trait Watch {
+    /// A tick begins.
+    fn boots(&mut self, _boot: &Boot) {}
+    /// The machine says something.
+    fn notes(&mut self, _note: &Note) {}
+    /// The machine wants something done.
+    fn asks(&mut self, _machine: &Machine, _effect: &Effect, _now: Stamp) {}
+    /// The world answered.
+    fn hears(&mut self, _input: &Input) {}
+}
+
+/// How a tick ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// The machine is done.
+    Done(Done),
+    /// Someone asked the process to end (SIGTERM, SIGINT).
+    Interrupted,
+}
+
+/// Runs a tick to its end.
+pub fn run(boot: Boot, driver: &dyn Driver, watch: &mut dyn Watch) -> Ended {
+    watch.boots(&boot);
+    let mut transition = Machine::boot(boot);
+    loop {
+        let Transition { next: machine, effects, notes, taken: _ } = transition;
+        for note in &notes {
+            watch.notes(note);
+        }
+        if let Some(done) = machine.done() {
+            return Ended::Done(done.clone());
+        }
+        let now = driver.now();
+        for effect in &effects {
+            watch.asks(&machine, effect, now);
+        }
+        let events: Vec<Event> = driver.perform(&effects);
+        if driver.cancelled() {
+            return Ended::Interrupted;
+        }
+        let inputs: Vec<Input> = effects
+            .iter()
+            .zip(events)
+            .map(|(effect, event)| Input { now: driver.now(), answers: effect.id, event })
+            .collect();
+        for input in &inputs {
+            watch.hears(input);
+        }
+        transition = machine.steps(inputs);
+    }
+}

@@ -135,7 +135,7 @@ ops! {
     /// Tells tenancy how the box is and asks what it should run.
     Read Checkin(CheckinRequest) => CheckedIn(Result<Desired, CallFault>);
     /// Fetches a bundle, reads it whole and keeps it at hand for the operations that name its sha.
-    Read FetchBundle(FetchBundle) => BundleFetched(Result<BundleFacts, BundleFault>);
+    Read FetchBundle(FetchBundle) => BundleFetched(Result<Box<BundleFacts>, BundleFault>);
     /// Asks Docker and Compose for their versions.
     Read ProbeDocker(ProbeDocker) => DockerProbed(Result<DockerVersions, RunFault>);
     /// Unpacks a bundle into `releases/<sha>`, with an empty `.env`.

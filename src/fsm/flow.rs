@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::edges::{Leads, Stage};
+use super::edges::{Leads, Stage, StageName};
 use super::event::{Note, Options};
 use super::machine::{Machine, Transition};
 use crate::effects::state::State;
@@ -41,13 +41,16 @@ pub struct Core {
 /// The machine in stage `S`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Flow<S> {
-    core: Core,
+    // Boxed: a flow moves with every step, what it knows need not.
+    core: Box<Core>,
     last_id: u32,
     waiting: Vec<(EffectId, OpName)>,
     #[serde(skip)]
     out: Vec<Effect>,
     #[serde(skip)]
     notes: Vec<Note>,
+    #[serde(skip)]
+    taken: Vec<(StageName, StageName)>,
     /// What is true in this stage.
     pub stage: S,
 }
@@ -55,14 +58,23 @@ pub struct Flow<S> {
 impl<S: Stage> Flow<S> {
     /// A machine that begins, in its first stage.
     pub(super) fn begin(core: Core, stage: S) -> Flow<S> {
-        Flow { core, last_id: 0, waiting: Vec::new(), out: Vec::new(), notes: Vec::new(), stage }
+        Flow {
+            core: Box::new(core),
+            last_id: 0,
+            waiting: Vec::new(),
+            out: Vec::new(),
+            notes: Vec::new(),
+            taken: Vec::new(),
+            stage,
+        }
     }
 
     /// Goes on to a stage that this one leads to.
-    pub(super) fn to<T: Stage>(self, stage: T) -> Flow<T>
+    pub(super) fn to<T: Stage>(mut self, stage: T) -> Flow<T>
     where
         S: Leads<T>,
     {
+        self.taken.push((S::NAME, T::NAME));
         self.into_stage(|_| stage)
     }
 
@@ -72,8 +84,8 @@ impl<S: Stage> Flow<S> {
     }
 
     fn into_stage<T>(self, change: impl FnOnce(S) -> T) -> Flow<T> {
-        let Flow { core, last_id, waiting, out, notes, stage } = self;
-        Flow { core, last_id, waiting, out, notes, stage: change(stage) }
+        let Flow { core, last_id, waiting, out, notes, taken, stage } = self;
+        Flow { core, last_id, waiting, out, notes, taken, stage: change(stage) }
     }
 
     /// Asks for an effect.
@@ -161,6 +173,7 @@ where
     fn from(mut flow: Flow<S>) -> Transition {
         let effects = std::mem::take(&mut flow.out);
         let notes = std::mem::take(&mut flow.notes);
-        Transition { next: Machine::from(flow), effects, notes }
+        let taken = std::mem::take(&mut flow.taken);
+        Transition { next: Machine::from(flow), effects, notes, taken }
     }
 }

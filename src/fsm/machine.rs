@@ -20,6 +20,15 @@ pub struct Transition {
     pub effects: Vec<Effect>,
     /// What it says to the journal.
     pub notes: Vec<Note>,
+    /// The edges it took.
+    pub taken: Vec<(StageName, StageName)>,
+}
+
+impl Transition {
+    /// A machine that stays as it is.
+    pub fn none(next: Machine) -> Transition {
+        Transition { next, effects: Vec::new(), notes: Vec::new(), taken: Vec::new() }
+    }
 }
 
 macro_rules! machine {
@@ -64,10 +73,23 @@ impl Machine {
         stages::boot(boot)
     }
 
+    /// Takes the answers to one step's effects, in the order of emission, and adds up what follows.
+    pub fn steps(self, inputs: impl IntoIterator<Item = Input>) -> Transition {
+        let mut sum = Transition::none(self);
+        for input in inputs {
+            let Transition { next, effects, notes, taken } = sum.next.step(input);
+            sum.next = next;
+            sum.effects.extend(effects);
+            sum.notes.extend(notes);
+            sum.taken.extend(taken);
+        }
+        sum
+    }
+
     /// Takes one answer of the world.
     pub fn step(mut self, input: Input) -> Transition {
         if let Err(note) = self.accept(&input) {
-            return Transition { next: self, effects: Vec::new(), notes: vec![note] };
+            return Transition { notes: vec![note], ..Transition::none(self) };
         }
         let Input { now: _, answers, event } = input;
         match self {

@@ -88,7 +88,7 @@ impl Flow<Bundle> {
         }
     }
 
-    fn fetched(mut self, facts: BundleFacts) -> Transition {
+    fn fetched(mut self, facts: Box<BundleFacts>) -> Transition {
         let sha = self.stage.attempt.sha.clone();
         if let Some(header) = facts.header_sha.as_ref().filter(|header| **header != facts.content_sha.as_str()) {
             let header = faults::clip(header, 80);
@@ -109,7 +109,7 @@ impl Flow<Bundle> {
         match accepted {
             Err(refusal) => self.refuse(&refusal),
             Ok(()) => {
-                let awaits = Awaits::Staging(Box::new(facts));
+                let awaits = Awaits::Staging(facts);
                 self.stay(|bundle| Bundle { awaits, ..bundle }).then(StageBundle { sha })
             }
         }
