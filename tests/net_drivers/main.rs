@@ -1,0 +1,7 @@
+//! The HTTP drivers against servers that misbehave in every way that was seen in the field.
+
+mod http;
+mod openbao;
+mod support;
+mod tenancy;
+mod tls;
