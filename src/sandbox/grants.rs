@@ -28,7 +28,8 @@ impl GrantKey {
     pub fn generate() -> io::Result<GrantKey> {
         let failed = |_| io::Error::other("no Ed25519 key could be made: the system gave no randomness");
         let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(failed)?;
-        let key = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).map_err(|rejected| io::Error::other(rejected.to_string()))?;
+        let key =
+            Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).map_err(|rejected| io::Error::other(rejected.to_string()))?;
         Ok(GrantKey(key))
     }
 
@@ -121,7 +122,11 @@ mod tests {
         let key = GrantKey::generate().unwrap();
         let check = GrantCheck::from_pem(&key.public_key_pem()).unwrap();
         let grant = key.sign(&json!({"env_id": "e4"}));
-        let changed = grant.replacen(&URL_SAFE_NO_PAD.encode(r#"{"env_id":"e4"}"#), &URL_SAFE_NO_PAD.encode(r#"{"env_id":"e5"}"#), 1);
+        let changed = grant.replacen(
+            &URL_SAFE_NO_PAD.encode(r#"{"env_id":"e4"}"#),
+            &URL_SAFE_NO_PAD.encode(r#"{"env_id":"e5"}"#),
+            1,
+        );
         assert_ne!(changed, grant);
         assert_eq!(check.claims(&changed), Err(BadGrant::Signature));
         assert_eq!(check.claims(&without_signature(&grant)), Err(BadGrant::Base64));

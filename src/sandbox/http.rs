@@ -321,7 +321,9 @@ fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Opti
     if request.header("Transfer-Encoding").is_some() {
         return Ok(Some(Err(411)));
     }
-    let Ok(wanted) = request.header("Content-Length").unwrap_or("0").parse::<usize>() else { return Ok(Some(Err(400))) };
+    let Ok(wanted) = request.header("Content-Length").unwrap_or("0").parse::<usize>() else {
+        return Ok(Some(Err(400)));
+    };
     if wanted > BODY_CAP {
         return Ok(Some(Err(413)));
     }

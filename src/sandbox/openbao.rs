@@ -500,7 +500,8 @@ impl State {
     // 24 characters that nobody can guess and that do not repeat.
     fn unique(&mut self, what: &str) -> String {
         self.count += 1;
-        let digest = Sha256::new_with_prefix(self.seed).chain_update(what).chain_update(self.count.to_be_bytes()).finalize();
+        let digest =
+            Sha256::new_with_prefix(self.seed).chain_update(what).chain_update(self.count.to_be_bytes()).finalize();
         format!("{digest:x}").chars().take(24).collect()
     }
 
@@ -628,13 +629,8 @@ impl State {
         let (env_id, subject) = judge(&claims, auth, role, now_ms / 1000).map_err(|why| bad(&why))?;
 
         let role = role.clone();
-        let origin = LoginOrigin {
-            mount: mount.to_owned(),
-            role: name.to_owned(),
-            env_id,
-            subject,
-            period_s: role.period_s,
-        };
+        let origin =
+            LoginOrigin { mount: mount.to_owned(), role: name.to_owned(), env_id, subject, period_s: role.period_s };
         let ttl_s = role.period_s.unwrap_or(role.ttl_s.min(role.max_ttl_s));
         let mut token = self.add_token(Some(ttl_s), role.num_uses, !role.batch, role.policies.clone(), Some(origin));
         if role.batch
@@ -792,7 +788,9 @@ impl State {
         };
         let Some(versions) = kv.secrets.get(name.trim_end_matches('/')) else { return errors(404, &[]) };
         let number = wanted.unwrap_or(versions.len());
-        let Some(version) = number.checked_sub(1).and_then(|index| versions.get(index)) else { return errors(404, &[]) };
+        let Some(version) = number.checked_sub(1).and_then(|index| versions.get(index)) else {
+            return errors(404, &[]);
+        };
         let gone = version.destroyed || version.deleted_ms.is_some_and(|at| at <= now_ms);
         if !gone && name.ends_with('/') {
             return wrapped(500, "could not find version data");
@@ -962,8 +960,10 @@ fn version_of(query: &str) -> Result<Option<usize>, Answer> {
         Ok(number) => Ok(usize::try_from(number).ok().filter(|number| *number > 0)),
         Err(_) => Err(errors(
             400,
-            &["Field validation failed: error converting input for field \"version\": '' cannot parse value as 'int': \
-               strconv.ParseInt: invalid syntax"],
+            &[
+                "Field validation failed: error converting input for field \"version\": '' cannot parse value as 'int': \
+               strconv.ParseInt: invalid syntax",
+            ],
         )),
     }
 }
@@ -1169,6 +1169,9 @@ mod tests {
     fn durations_are_read_and_printed_as_the_real_server_does() {
         assert_eq!(seconds(&json!("1h30m")), Some(5400));
         assert_eq!((seconds(&json!(60)), seconds(&json!("60")), seconds(&json!("x"))), (Some(60), Some(60), None));
-        assert_eq!((go_duration(14399), go_duration(360_000), go_duration(0)), ("3h59m59s".into(), "100h".into(), "0s".into()));
+        assert_eq!(
+            (go_duration(14399), go_duration(360_000), go_duration(0)),
+            ("3h59m59s".into(), "100h".into(), "0s".into())
+        );
     }
 }
