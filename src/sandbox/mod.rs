@@ -2,5 +2,7 @@
 
 pub mod demo;
 pub mod docker;
+pub mod grants;
+pub mod http;
 pub mod openbao;
 pub mod tenancy;
