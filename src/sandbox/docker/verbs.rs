@@ -323,7 +323,10 @@ fn up(world: &mut World, common: &Common, project: &Project, remove_orphans: boo
 }
 
 fn up_service(world: &mut World, common: &Common, name: &str, service: &Map<String, Value>) -> Result<(), String> {
-    let Some(image) = world.images.get(image_of(service)).cloned() else { return Ok(()) };
+    let Some(mut image) = world.images.get(image_of(service)).cloned() else { return Ok(()) };
+    if let Some(behaviour) = world.behaviours.get(name) {
+        image.behaviour = behaviour.clone();
+    }
     let hash = compose::config_hash(service);
     let now = now_ms();
     let is_ours = |it: &Container| it.project() == common.project && it.service() == name;

@@ -43,6 +43,8 @@ pub struct World {
     pub registries: BTreeMap<String, Registry>,
     /// Pulled images by reference.
     pub images: BTreeMap<String, Image>,
+    /// What containers of a service do, whatever their image says.
+    pub behaviours: BTreeMap<String, Behaviour>,
     /// Containers, oldest first.
     pub containers: Vec<Container>,
     /// What is to go wrong.
@@ -63,6 +65,7 @@ impl Default for World {
             daemon: Daemon::Up,
             registries: BTreeMap::new(),
             images: BTreeMap::new(),
+            behaviours: BTreeMap::new(),
             containers: Vec::new(),
             mishaps: Vec::new(),
             disk_full: false,
@@ -299,6 +302,11 @@ impl World {
     pub fn publish(&mut self, reference: &str, image: Image) {
         let (host, name) = split_reference(reference);
         self.registries.entry(host).or_default().images.insert(name, image);
+    }
+
+    /// Has the containers of a service do something else than their image says (from their making on).
+    pub fn behaves(&mut self, service: &str, behaviour: Behaviour) {
+        self.behaviours.insert(service.to_owned(), behaviour);
     }
 
     /// Has a verb go wrong so many times.
