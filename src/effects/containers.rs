@@ -1,8 +1,17 @@
 //! The project's containers, read from `docker inspect`.
+//!
+//! Invariant: what is here is what Docker said; a word that is not known is an error, never a guess.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
-use super::{Scrubbed, Stamp};
+use super::{Scrub, Scrubbed, Stamp};
+
+/// The label by which Compose names a container's service.
+const SERVICE_LABEL: &str = "com.docker.compose.service";
 
 /// Docker's word for what a container does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -78,4 +87,174 @@ pub struct Container {
     pub started_at: String,
     /// The same, to the millisecond; none if never.
     pub started: Option<Stamp>,
+}
+
+/// Reads the answer of `docker inspect ID…`.
+///
+/// A field that is missing is taken as Docker's own zero; only an id and a state must be there.
+///
+/// # Errors
+/// What is wrong with it, for a person.
+pub fn parse_inspect(json: &[u8], scrub: &dyn Scrub) -> Result<Vec<Container>, String> {
+    let list: Vec<Inspected> =
+        serde_json::from_slice(json).map_err(|e| format!("`docker inspect` gave no list of containers: {e}"))?;
+    list.into_iter().map(|inspected| inspected.into_container(scrub)).collect()
+}
+
+/// One item of `docker inspect`, as far as it matters.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Inspected {
+    id: String,
+    name: Option<String>,
+    image: Option<String>,
+    restart_count: Option<u64>,
+    state: InspectedState,
+    host_config: Option<InspectedHost>,
+    config: Option<InspectedConfig>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedState {
+    status: ContainerState,
+    exit_code: Option<i64>,
+    error: Option<String>,
+    started_at: Option<String>,
+    health: Option<InspectedHealth>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedHealth {
+    status: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedHost {
+    restart_policy: Option<InspectedPolicy>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedPolicy {
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedConfig {
+    labels: Option<BTreeMap<String, String>>,
+}
+
+impl Inspected {
+    fn into_container(self, scrub: &dyn Scrub) -> Result<Container, String> {
+        let Inspected { id, name, image, restart_count, state, host_config, config } = self;
+        let name = name.unwrap_or_default().trim_start_matches('/').to_owned();
+        let unknown = |what: &str, word: &str| format!("container {name:?} has a {what} {word:?} that is not known");
+        let health = match state.health.and_then(|health| health.status).as_deref() {
+            // Docker's word for "has no healthcheck".
+            None | Some("" | "none") => None,
+            Some("starting") => Some(Health::Starting),
+            Some("healthy") => Some(Health::Healthy),
+            Some("unhealthy") => Some(Health::Unhealthy),
+            Some(other) => return Err(unknown("health", other)),
+        };
+        let policy = host_config.and_then(|host| host.restart_policy).and_then(|policy| policy.name);
+        let restart_policy = match policy.as_deref() {
+            None | Some("" | "no") => RestartPolicy::No,
+            Some("on-failure") => RestartPolicy::OnFailure,
+            Some("always") => RestartPolicy::Always,
+            Some("unless-stopped") => RestartPolicy::UnlessStopped,
+            Some(other) => return Err(unknown("restart policy", other)),
+        };
+        let labels = config.and_then(|config| config.labels).unwrap_or_default();
+        let started_at = state.started_at.unwrap_or_default();
+        Ok(Container {
+            service: labels.get(SERVICE_LABEL).cloned().unwrap_or_default(),
+            image_id: image.unwrap_or_default(),
+            state: state.status,
+            health,
+            exit_code: state.exit_code.unwrap_or_default(),
+            error: Scrubbed::new(scrub, &state.error.unwrap_or_default()),
+            restart_count: restart_count.unwrap_or_default(),
+            restart_policy,
+            started: moment(&started_at),
+            started_at,
+            id,
+            name,
+        })
+    }
+}
+
+/// A moment in Docker's words (RFC 3339, with nanoseconds), to the millisecond; none for its zero, which means never.
+fn moment(text: &str) -> Option<Stamp> {
+    let moment = OffsetDateTime::parse(text, &Rfc3339).ok().filter(|moment| moment.year() > 1)?;
+    i64::try_from(moment.unix_timestamp_nanos().div_euclid(1_000_000)).ok().map(Stamp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Keep;
+
+    impl Scrub for Keep {
+        fn scrub(&self, text: &str) -> String {
+            text.replace("hidden", "***")
+        }
+    }
+
+    #[test]
+    fn the_least_that_docker_could_say_is_read() {
+        let least = br#"[{"Id":"i","State":{"Status":"created"}},
+            {"Id":"j","Name":"/n","State":{"Status":"dead","Health":null,"Error":null},"HostConfig":{"RestartPolicy":null},
+             "Config":{"Labels":null}}]"#;
+        let [first, second] = parse_inspect(least, &Keep).unwrap().try_into().unwrap();
+        assert_eq!((first.state, first.health, first.started), (ContainerState::Created, None, None));
+        assert_eq!((second.state, second.name.as_str()), (ContainerState::Dead, "n"));
+        assert_eq!(parse_inspect(b"[]", &Keep).unwrap(), []);
+    }
+
+    #[test]
+    fn restart_policies_and_health_are_read_in_every_spelling() {
+        let read = |policy: &str, health: &str| {
+            let json = format!(
+                r#"[{{"Id":"i","State":{{"Status":"running","Health":{{"Status":"{health}"}}}},
+                    "HostConfig":{{"RestartPolicy":{{"Name":"{policy}","MaximumRetryCount":0}}}}}}]"#
+            );
+            parse_inspect(json.as_bytes(), &Keep).map(|list| (list[0].restart_policy, list[0].health))
+        };
+        assert_eq!(read("", "none"), Ok((RestartPolicy::No, None)));
+        assert_eq!(read("no", ""), Ok((RestartPolicy::No, None)));
+        assert_eq!(read("on-failure", "starting"), Ok((RestartPolicy::OnFailure, Some(Health::Starting))));
+        assert_eq!(read("always", "healthy"), Ok((RestartPolicy::Always, Some(Health::Healthy))));
+        assert_eq!(read("unless-stopped", "unhealthy"), Ok((RestartPolicy::UnlessStopped, Some(Health::Unhealthy))));
+        assert!(read("sometimes", "").unwrap_err().contains("sometimes"));
+        assert!(read("", "fine").unwrap_err().contains("fine"));
+    }
+
+    #[test]
+    fn a_start_is_told_to_the_millisecond_and_never_is_none() {
+        assert_eq!(moment("1970-01-01T00:00:01.234999999Z"), Some(Stamp(1234)));
+        assert_eq!(moment("2026-01-01T02:00:00.5+02:00"), Some(Stamp(1_767_225_600_500)));
+        assert_eq!(moment("1969-12-31T23:59:59.9999Z"), Some(Stamp(-1)));
+        for never in ["0001-01-01T00:00:00Z", "", "yesterday"] {
+            assert_eq!(moment(never), None, "{never}");
+        }
+    }
+
+    #[test]
+    fn a_start_error_is_scrubbed() {
+        let json = br#"[{"Id":"i","State":{"Status":"created","Error":"bad hidden thing"}}]"#;
+        assert_eq!(parse_inspect(json, &Keep).unwrap()[0].error.as_str(), "bad *** thing");
+    }
+
+    #[test]
+    fn what_is_no_list_of_containers_is_told() {
+        for json in ["", "{}", "[1]", r#"[{"Id":"i"}]"#, r#"[{"Id":"i","State":{"Status":"odd"}}]"#] {
+            assert!(parse_inspect(json.as_bytes(), &Keep).unwrap_err().contains("docker inspect"), "{json}");
+        }
+    }
 }

@@ -7,6 +7,7 @@
 //! here can hold a secret's value. Free text from outside is [`Scrubbed`] before it gets in.
 
 pub mod bundle;
+pub mod compose_file;
 pub mod containers;
 pub mod env_template;
 pub mod failure;
@@ -21,6 +22,7 @@ pub mod settings;
 pub mod sha;
 pub mod stamp;
 pub mod state;
+pub mod strict_json;
 pub mod words;
 
 use serde::{Deserialize, Serialize};

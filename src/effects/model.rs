@@ -1,8 +1,16 @@
 //! The resolved compose file: what `docker compose config --format json --no-interpolate` says, as far as decisions need it.
+//!
+//! Invariant: a service's digest changes exactly when what it mounts of the bundle does, wherever the release lies;
+//! and a [`Model`] mounts nothing below the state directory but the bundle's own files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::bundle::{Bundle, hex_sha};
+use super::failure::{Code, Refusal};
 
 /// A resolved project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +28,367 @@ pub struct Service {
     pub image: Option<String>,
     /// Digest of the bundle content that it mounts; none if it mounts none.
     pub mounts: Option<String>,
-    /// The bundle paths that it mounts, in order.
+    /// The bundle paths that it mounts, in order; `.` is the whole bundle.
     pub mounted: Vec<String>,
-    /// How many containers it should have.
+    /// How many containers it should have; 1 if a variable decides.
     pub scale: u32,
+}
+
+impl Model {
+    /// Reads Compose's answer for a bundle that lies in `project_dir`, a folder below `state_dir` (absolute paths, as
+    /// Compose was given them).
+    ///
+    /// Compose lists services of every profile here; those behind one are left out, as `up` leaves them out.
+    ///
+    /// # Errors
+    /// `COMPOSE_REFUSED` for a mount that the next release would lose, or for `build:`; `COMPOSE_INVALID` if there is
+    /// nothing to start.
+    pub fn parse(json: &[u8], bundle: &Bundle, project_dir: &str, state_dir: &str) -> Result<Model, Refusal> {
+        let top: Value = serde_json::from_slice(json)
+            .map_err(|e| Refusal::new(Code::ComposeInvalid, format!("`docker compose config` gave no JSON: {e}")))?;
+        let ground = Ground { bundle, project: clean(project_dir), state: clean(state_dir) };
+        for (name, volume) in entries(top.get("volumes")) {
+            ground.named_volume(name, volume)?;
+        }
+        let mut model = Model::default();
+        for (name, service) in entries(top.get("services")) {
+            let scale = scale(service);
+            if scale > 0 && items(service.get("profiles")).is_empty() {
+                let mounts = Mounts::of(name, service, &top, &ground)?;
+                model.warnings.extend(mounts.warnings.iter().cloned());
+                let image = text(service, "image").map(str::to_owned);
+                let digest = mounts.digest();
+                model.services.insert(name.clone(), Service { image, mounts: digest, mounted: mounts.paths(), scale });
+            }
+        }
+        if model.services.is_empty() {
+            let why = "no service selected: compose.yaml has none, or each is behind a profile or has scale 0";
+            return Err(Refusal::new(Code::ComposeInvalid, why));
+        }
+        Ok(model)
+    }
+}
+
+/// What one service mounts of the bundle.
+#[derive(Default)]
+struct Mounts {
+    /// What is mounted as what, and its digest.
+    lines: BTreeSet<String>,
+    paths: BTreeSet<String>,
+    warnings: Vec<String>,
+}
+
+impl Mounts {
+    fn of(name: &str, service: &Value, top: &Value, ground: &Ground<'_>) -> Result<Mounts, Refusal> {
+        if service.get("build").is_some_and(|build| !build.is_null()) {
+            return Err(refused(format!("service {name:?} has `build`: a box only pulls; name a pushed `image`")));
+        }
+        let mut mounts = Mounts::default();
+        for volume in items(service.get("volumes")) {
+            let (Some("bind"), Some(source)) = (text(volume, "type"), text(volume, "source")) else { continue };
+            let target = text(volume, "target").unwrap_or_default();
+            let who = format!("service {name:?} mounts {source:?} at {target:?}");
+            let place = ground.place(source).map_err(|why| refused(format!("{who}: {why}")))?;
+            mounts.add(&format!("bind {target}"), &place, ground);
+            match &place {
+                Place::Elsewhere => continue,
+                Place::Bundle(path) if path.is_empty() => mounts.warnings.push(format!(
+                    "{who}: that is the whole release, its .env with every secret included; mount the files that it needs"
+                )),
+                Place::Bundle(_) => {}
+                Place::Below(_) => mounts.warnings.push(format!(
+                    "{who}: a variable decides, so nobody can tell whether it is in the bundle"
+                )),
+            }
+            // A variable there decides only in the end: nothing to warn of.
+            if matches!(volume.get("read_only"), None | Some(Value::Null | Value::Bool(false))) {
+                mounts.warnings.push(format!(
+                    "{who}, writable: what it writes there is lost with the next release; add `:ro` or use a volume"
+                ));
+            }
+        }
+        for kind in ["configs", "secrets"] {
+            for used in items(service.get(kind)) {
+                let Some(source) = used.as_str().or_else(|| text(used, "source")) else { continue };
+                let Some(definition) = top.get(kind).and_then(|all| all.get(source)) else { continue };
+                let label = format!("{kind} {source}");
+                if let Some(file) = text(definition, "file") {
+                    let who = format!("service {name:?} uses {file:?} of {kind} {source:?}");
+                    let place = ground.place(file).map_err(|why| refused(format!("{who}: {why}")))?;
+                    mounts.add(&label, &place, ground);
+                } else if let Some(content) = text(definition, "content") {
+                    // It stands in compose.yaml, but Compose does not look at it when it compares either.
+                    mounts.lines.insert(format!("{label} {}", hex_sha(content)));
+                }
+            }
+        }
+        Ok(mounts)
+    }
+
+    fn add(&mut self, label: &str, place: &Place, ground: &Ground<'_>) {
+        let (Place::Bundle(path) | Place::Below(path)) = place else { return };
+        if let Some(digest) = ground.bundle.digest_below(path) {
+            self.lines.insert(format!("{label} {digest} {path}"));
+            self.paths.insert(if path.is_empty() { ".".to_owned() } else { path.clone() });
+        }
+    }
+
+    fn digest(&self) -> Option<String> {
+        // No line holds a line break that could make two sets of lines one: each is quoted.
+        let text: String = self.lines.iter().map(|line| format!("{line:?}\n")).collect();
+        (!self.lines.is_empty()).then(|| hex_sha(&text))
+    }
+
+    fn paths(&self) -> Vec<String> {
+        self.paths.iter().cloned().collect()
+    }
+}
+
+/// Where a source of a mount is.
+enum Place {
+    /// Outside of everything that is the agent's.
+    Elsewhere,
+    /// A file or folder of the bundle; the empty path is all of it.
+    Bundle(String),
+    /// Decided by a variable, below this folder of the bundle.
+    Below(String),
+}
+
+/// Where a bundle lies.
+struct Ground<'b> {
+    bundle: &'b Bundle,
+    project: String,
+    state: String,
+}
+
+impl Ground<'_> {
+    fn place(&self, source: &str) -> Result<Place, &'static str> {
+        // `$$` is how a `$` is written where variables are filled in.
+        let (literal, variable) = match source.replace("$$", "\0").split_once('$') {
+            None => (source.replace("$$", "$"), false),
+            Some((before, _)) => (before.replace('\0', "$"), true),
+        };
+        let known = if variable { literal.rsplit_once('/').map_or("", |(folder, _)| folder) } else { &literal };
+        let known = clean(known);
+        match (below(&known, &self.project), variable) {
+            (Some(folder), true) => Ok(Place::Below(folder.to_owned())),
+            (Some(path), false) if self.bundle.digest_below(path).is_some() => Ok(Place::Bundle(path.to_owned())),
+            (Some(_), false) => Err(
+                "it is not in the bundle, and what is written there would be lost with the next release: use a named volume or an absolute path",
+            ),
+            (None, _) if below(&known, &self.state).is_some() => Err(
+                "it is in the agent's state directory, which changes with every release: use a named volume or another path",
+            ),
+            (None, _) => Ok(Place::Elsewhere),
+        }
+    }
+
+    /// A named volume that is a bind in disguise (`driver_opts: {o: bind, device: …}`) keeps its first path for ever.
+    fn named_volume(&self, name: &str, volume: &Value) -> Result<(), Refusal> {
+        let Some(options) = volume.get("driver_opts") else { return Ok(()) };
+        let Some(device) = text(options, "device") else { return Ok(()) };
+        if !text(options, "o").unwrap_or_default().split(',').any(|o| matches!(o.trim(), "bind" | "rbind")) {
+            return Ok(());
+        }
+        let inside = below(&clean(device), &self.state).is_some() || below(&clean(device), &self.project).is_some();
+        if inside || !device.starts_with(['/', '$']) {
+            let why = "it is bound to a path of this release, which the next one does not have: use an absolute path elsewhere";
+            return Err(refused(format!("volume {name:?} with device {device:?}: {why}")));
+        }
+        Ok(())
+    }
+}
+
+fn refused(what: impl fmt::Display) -> Refusal {
+    Refusal::new(Code::ComposeRefused, what.to_string())
+}
+
+/// The rest of a path below a folder; empty for the folder itself.
+fn below<'p>(path: &'p str, folder: &str) -> Option<&'p str> {
+    let rest = path.strip_prefix(folder)?;
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+}
+
+/// A path without empty, `.` and `..` parts, as the letters say (no link is followed) and without a slash at the end.
+fn clean(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            _ => parts.push(part),
+        }
+    }
+    parts.iter().fold(String::new(), |path, part| path + "/" + part)
+}
+
+/// `scale` goes before `deploy.replicas`, as in Compose.
+fn scale(service: &Value) -> u32 {
+    let number = |value: &Value| match value {
+        Value::Number(n) => n.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
+        // A quoted number, or a variable.
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    let replicas = || service.get("deploy").and_then(|deploy| deploy.get("replicas"));
+    service.get("scale").or_else(replicas).and_then(number).unwrap_or(1)
+}
+
+fn entries(value: Option<&Value>) -> impl Iterator<Item = (&String, &Value)> {
+    value.and_then(Value::as_object).into_iter().flat_map(Map::iter)
+}
+
+fn items(value: Option<&Value>) -> &[Value] {
+    value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
+fn text<'v>(value: &'v Value, key: &str) -> Option<&'v str> {
+    value.get(key).and_then(Value::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const DIR: &str = "/state/releases/r";
+
+    fn bundle(files: Value) -> Bundle {
+        Bundle::read(json!({ "files": files }).to_string().as_bytes()).unwrap()
+    }
+
+    fn usual() -> Bundle {
+        bundle(json!({"conf/a": "1", "conf/b": "2", "c": "3"}))
+    }
+
+    fn model_in(dir: &str, bundle: &Bundle, web: Value) -> Result<Model, Refusal> {
+        let project =
+            json!({"services": {"web": web}, "configs": {"f": {"file": format!("{dir}/c")}, "t": {"content": "x"}}});
+        Model::parse(project.to_string().as_bytes(), bundle, dir, "/state")
+    }
+
+    fn bind(source: &str) -> Value {
+        json!({"volumes": [{"type": "bind", "source": source, "target": "/t", "read_only": true}]})
+    }
+
+    fn web(volumes: Value) -> Result<Service, Refusal> {
+        model_in(DIR, &usual(), volumes).map(|model| model.services["web"].clone())
+    }
+
+    #[test]
+    fn bundle_content_is_found_and_other_paths_are_not() {
+        let mounted = |source: &str| web(bind(source)).unwrap().mounted;
+        assert_eq!(mounted("/state/releases/r/conf"), ["conf"]);
+        assert_eq!(mounted("/state/releases/r/conf/./../conf/a/"), ["conf/a"]);
+        assert_eq!(mounted("/state/releases/r"), ["."]);
+        for elsewhere in ["/var/run/docker.sock", "/", "/statement/x", "/x/../y", "${DATA}/x", "/data/${X}"] {
+            let service = web(bind(elsewhere)).unwrap();
+            assert_eq!((service.mounted.len(), service.mounts), (0, None), "{elsewhere}");
+        }
+    }
+
+    #[test]
+    fn a_mount_that_the_next_release_would_lose_is_refused_by_service() {
+        for lost in [
+            "/state/releases/r/data",
+            "/state/releases/r/.env",
+            "/state/releases/r/con",
+            "/state/releases/data",
+            "/state/current/conf",
+            "/state",
+            "/state/x",
+            "/y/../state/x",
+            "/state/releases/r/a$$b",
+            "/state/${X}",
+        ] {
+            let refusal = web(bind(lost)).unwrap_err();
+            assert_eq!(refusal.code, Code::ComposeRefused, "{lost}");
+            assert!(refusal.detail.contains("\"web\"") && refusal.detail.contains(lost), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn the_digest_tells_content_and_place_but_not_where_the_release_lies() {
+        let mounts =
+            |bundle: &Bundle, web: Value| model_in(DIR, bundle, web).unwrap().services["web"].mounts.clone().unwrap();
+        let conf = mounts(&usual(), bind("/state/releases/r/conf"));
+        let moved = model_in("/state/current", &usual(), bind("/state/current/conf")).unwrap();
+        assert_eq!(moved.services["web"].mounts.as_ref(), Some(&conf));
+        let unrelated = bundle(json!({"conf/a": "1", "conf/b": "2", "c": "changed"}));
+        assert_eq!(mounts(&unrelated, bind("/state/releases/r/conf")), conf);
+        for changed in
+            [json!({"conf/a": "1!", "conf/b": "2"}), json!({"conf/a": "1"}), json!({"conf/a": "1", "conf/x": "2"})]
+        {
+            assert_ne!(mounts(&bundle(changed), bind("/state/releases/r/conf")), conf);
+        }
+        // Two mounts that change places are a change.
+        let two = |a: &str, b: &str| {
+            json!({"volumes": [{"type": "bind", "source": format!("{DIR}/{a}"), "target": "/1"},
+                               {"type": "bind", "source": format!("{DIR}/{b}"), "target": "/2"}]})
+        };
+        assert_ne!(mounts(&usual(), two("conf/a", "conf/b")), mounts(&usual(), two("conf/b", "conf/a")));
+    }
+
+    #[test]
+    fn configs_count_when_a_service_uses_them() {
+        assert_eq!(web(json!({"configs": [{"source": "f"}]})).unwrap().mounted, ["c"]);
+        assert_eq!(web(json!({"configs": ["f", "missing"]})).unwrap().mounted, ["c"]);
+        let inline = web(json!({"configs": [{"source": "t"}]})).unwrap();
+        assert!(inline.mounts.is_some() && inline.mounted.is_empty());
+        assert_eq!(web(json!({})).unwrap().mounts, None);
+    }
+
+    #[test]
+    fn a_variable_within_the_bundle_counts_as_the_folder_it_is_below() {
+        let model = model_in(DIR, &usual(), bind("/state/releases/r/conf/${X}/y")).unwrap();
+        assert_eq!(model.services["web"].mounted, ["conf"]);
+        assert!(model.warnings[0].contains("variable"));
+    }
+
+    #[test]
+    fn a_writable_bind_of_bundle_content_is_a_warning() {
+        let warnings = |read_only: Value| {
+            let web = json!({"volumes": [{"type": "bind", "source": format!("{DIR}/c"), "target": "/t", "read_only": read_only}]});
+            model_in(DIR, &usual(), web).unwrap().warnings.len()
+        };
+        assert_eq!([json!(true), json!("${RO}"), json!(false), json!(null)].map(warnings), [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn scale_comes_from_scale_then_replicas_then_is_one() {
+        let scale = |service: Value| web(service).map_or(0, |service| service.scale);
+        assert_eq!(scale(json!({})), 1);
+        assert_eq!(scale(json!({"deploy": {"replicas": 3}})), 3);
+        assert_eq!(scale(json!({"scale": 2, "deploy": {"replicas": 3}})), 2);
+        assert_eq!(scale(json!({"scale": "${N}"})), 1);
+        assert_eq!(scale(json!({"scale": "4"})), 4);
+        assert_eq!(scale(json!({"deploy": {"replicas": 0}})), 0);
+    }
+
+    #[test]
+    fn without_a_service_to_start_there_is_no_model() {
+        let of = |services: Value| {
+            Model::parse(json!({ "services": services }).to_string().as_bytes(), &usual(), DIR, "/state")
+        };
+        for none in [json!({}), json!(null), json!({"a": {"profiles": ["x"]}}), json!({"a": {"scale": 0}})] {
+            let refusal = of(none).unwrap_err();
+            assert_eq!(refusal.code, Code::ComposeInvalid);
+            assert!(refusal.detail.contains("no service selected"));
+        }
+        assert_eq!(of(json!({"a": {"profiles": []}, "b": {"profiles": ["x"]}})).unwrap().services.len(), 1);
+        assert_eq!(Model::parse(b"?", &usual(), DIR, "/state").unwrap_err().code, Code::ComposeInvalid);
+    }
+
+    #[test]
+    fn a_volume_that_is_a_bind_in_disguise_is_refused_within_a_release() {
+        let of = |opts: Value| {
+            let project = json!({"services": {"a": {}}, "volumes": {"v": {"driver_opts": opts}, "w": {}, "x": null}});
+            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state").is_ok()
+        };
+        assert!(!of(json!({"type": "none", "o": "bind", "device": "./data"})));
+        assert!(!of(json!({"type": "none", "o": "ro,rbind", "device": "/state/current/data"})));
+        assert!(of(json!({"type": "none", "o": "bind", "device": "/data"})));
+        assert!(of(json!({"type": "none", "o": "bind", "device": "${DATA}"})));
+        assert!(of(json!({"type": "nfs", "o": "addr=h", "device": ":/x"})));
+    }
 }

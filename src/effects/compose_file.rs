@@ -1,0 +1,513 @@
+//! What a compose file may never ask for, seen in the file itself, before Compose is called at all: Compose would
+//! fetch a remote `include` or `extends` while it only reads the file.
+//!
+//! Invariant: a bundle that passes makes Compose read no compose file but the bundle's own, and build nothing. The
+//! work is bounded ([`MAX_NODES`]) whatever aliases the YAML holds.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::rc::Rc;
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess, SeqAccess, VariantAccess as _, Visitor,
+};
+
+use super::bundle::{Bundle, COMPOSE};
+use super::failure::{Code, Refusal};
+
+/// How many values all compose files of a bundle may have, aliases filled in; one more for each 64 bytes of text.
+pub const MAX_NODES: usize = 200_000;
+
+/// Checks `compose.yaml` and every file of the bundle that it includes or extends.
+///
+/// # Errors
+/// `COMPOSE_REFUSED` for a remote `include` or `extends`, `build:`, or a path that leaves the bundle;
+/// `COMPOSE_INVALID` if a file is no YAML mapping.
+pub fn check(bundle: &Bundle) -> Result<(), Refusal> {
+    let mut check = Check { bundle, budget: Cell::new(MAX_NODES), parsed: BTreeMap::new(), seen: BTreeSet::new() };
+    check.file(COMPOSE, "", &Part::Whole)
+}
+
+/// Which part of a file is used.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Whole,
+    Service(String),
+}
+
+struct Check<'b> {
+    bundle: &'b Bundle,
+    budget: Cell<usize>,
+    /// The documents of a file, so that each is read (and paid for) once.
+    parsed: BTreeMap<String, Rc<Vec<Node>>>,
+    /// What was checked, so that a circle ends: file, folder that its paths are relative to, part.
+    seen: BTreeSet<(String, String, Part)>,
+}
+
+impl Check<'_> {
+    /// Checks one file, whose relative paths are meant from the folder `base`.
+    fn file(&mut self, path: &str, base: &str, part: &Part) -> Result<(), Refusal> {
+        if !self.seen.insert((path.to_owned(), base.to_owned(), part.clone())) {
+            return Ok(());
+        }
+        for document in self.documents(path)?.iter() {
+            self.document(path, base, document, part)?;
+        }
+        Ok(())
+    }
+
+    /// The documents of a file; Compose merges them.
+    fn documents(&mut self, path: &str) -> Result<Rc<Vec<Node>>, Refusal> {
+        if let Some(documents) = self.parsed.get(path) {
+            return Ok(Rc::clone(documents));
+        }
+        let content = self.bundle.get(path).ok_or_else(|| invalid(path, "is not in the bundle"))?;
+        let mut documents = Vec::new();
+        for document in serde_yaml::Deserializer::from_slice(content) {
+            match Seed(&self.budget).deserialize(document) {
+                Ok(Node::Null) => {}
+                Ok(map @ Node::Map(_)) => documents.push(map),
+                Ok(_) => return Err(invalid(path, "is not a mapping")),
+                Err(e) if self.budget.get() == 0 || e.to_string().contains("limit exceeded") => {
+                    return Err(refused(path, "is too large once its aliases are filled in"));
+                }
+                Err(e) => return Err(invalid(path, e)),
+            }
+        }
+        if documents.is_empty() {
+            return Err(invalid(path, "is empty"));
+        }
+        let documents = Rc::new(documents);
+        self.parsed.insert(path.to_owned(), Rc::clone(&documents));
+        Ok(documents)
+    }
+
+    fn document(&mut self, path: &str, base: &str, top: &Node, part: &Part) -> Result<(), Refusal> {
+        if let (Part::Whole, Some(include)) = (part, top.get("include")) {
+            for item in include.items() {
+                self.include(path, base, item)?;
+            }
+        }
+        for (name, service) in top.get("services").map(Node::entries).unwrap_or_default() {
+            if *part == Part::Whole || *part == Part::Service(name.to_owned()) {
+                self.service(path, base, name, service)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `include: [PATH | {path: PATH | [PATH], project_directory: PATH}]`
+    fn include(&mut self, path: &str, base: &str, item: &Node) -> Result<(), Refusal> {
+        let paths = item.get("path").unwrap_or(item);
+        let mut own_base = match item.get("project_directory").and_then(Node::text) {
+            None => None,
+            Some(folder) => {
+                let folder = within(base, folder).ok_or_else(|| {
+                    refused(path, format!("`include` with project_directory {folder:?} leaves the bundle"))
+                })?;
+                Some(folder)
+            }
+        };
+        for given in paths.items() {
+            let given = given.text().ok_or_else(|| invalid(path, "has an `include` that is no path"))?;
+            let file = self.local(path, base, "`include`", given)?;
+            // The first file's folder is what Compose takes the others' paths from, too.
+            let own_base = own_base.get_or_insert_with(|| folder_of(&file).to_owned()).clone();
+            self.file(&file, &own_base, &Part::Whole)?;
+        }
+        Ok(())
+    }
+
+    fn service(&mut self, path: &str, base: &str, name: &str, service: &Node) -> Result<(), Refusal> {
+        if service.get("build").is_some_and(|build| !build.is_null()) {
+            let what =
+                format!("service {name:?} has `build`: a box only pulls; build the image, push it, name it in `image`");
+            return Err(refused(path, what));
+        }
+        if let Some(extends) = service.get("extends")
+            && let Some(given) = extends.get("file").and_then(Node::text)
+        {
+            let file = self.local(path, base, &format!("service {name:?}: `extends`"), given)?;
+            let part = match extends.get("service").and_then(Node::text) {
+                Some(other) => Part::Service(other.to_owned()),
+                None => Part::Whole,
+            };
+            let own_base = folder_of(&file).to_owned();
+            self.file(&file, &own_base, &part)?;
+        }
+        for volume in service.get("volumes").map(Node::items).unwrap_or_default() {
+            let source = match volume.text() {
+                Some(short) => short.split(':').next(),
+                None => volume
+                    .get("source")
+                    .and_then(Node::text)
+                    .filter(|_| volume.get("type").and_then(Node::text) == Some("bind")),
+            };
+            // Others are Compose's to resolve; see `model`. But of these it does not tell any more that they were
+            // relative, and what they mean changes when a release is promoted.
+            if let Some(source) = source.filter(|source| is_relative(source) && !source.contains('$'))
+                && within(base, source).is_none()
+            {
+                let what = format!(
+                    "service {name:?} mounts {source:?}, which leaves the bundle: mean an absolute path or a named volume"
+                );
+                return Err(refused(path, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The bundle's file that a path means.
+    fn local(&self, path: &str, base: &str, who: &str, given: &str) -> Result<String, Refusal> {
+        match within(base, given).filter(|file| self.bundle.get(file).is_some()) {
+            Some(file) => Ok(file),
+            None if looks_remote(given) => {
+                Err(refused(path, format!("{who} of {:?} is remote: only files of the bundle are read", shown(given))))
+            }
+            None => Err(refused(path, format!("{who} of {:?} is not in the bundle", shown(given)))),
+        }
+    }
+}
+
+fn refused(file: &str, what: impl fmt::Display) -> Refusal {
+    Refusal::new(Code::ComposeRefused, format!("{file}: {what}"))
+}
+
+fn invalid(file: &str, what: impl fmt::Display) -> Refusal {
+    Refusal::new(Code::ComposeInvalid, format!("{file}: {what}"))
+}
+
+/// An address without what may be secret in it.
+fn shown(given: &str) -> String {
+    super::words::without_credentials(given)
+}
+
+fn looks_remote(given: &str) -> bool {
+    given.contains("://") || given.starts_with("git@") || given.starts_with("github.com/") || given.contains(".git")
+}
+
+/// Compose's own rule for a short volume: anything else than `.`, `/` or `~` in front is the name of a volume. In the
+/// long form everything is a path; a name without a dot cannot leave anything.
+fn is_relative(source: &str) -> bool {
+    source.starts_with('.') || source.contains("../") || source.ends_with("/..")
+}
+
+fn folder_of(file: &str) -> &str {
+    file.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+/// Where a relative path leads from a folder of the bundle; none if it leads out, or is not relative.
+fn within(base: &str, path: &str) -> Option<String> {
+    if path.starts_with(['/', '~']) || path.contains(['\\', '$']) {
+        return None;
+    }
+    let mut parts: Vec<&str> = base.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            _ => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// YAML, as far as it matters here: scalars are text, tags are told from values only where a tag removes them.
+enum Node {
+    Null,
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<(String, Node)>),
+}
+
+impl Node {
+    /// The value of a key, also one that a merge (`<<`) brings in.
+    fn get(&self, key: &str) -> Option<&Node> {
+        let Node::Map(map) = self else { return None };
+        let own = map.iter().find(|(k, _)| k == key).map(|(_, value)| value);
+        own.or_else(|| self.merged().into_iter().find_map(|other| other.get(key)))
+    }
+
+    /// The entries of a mapping, also those that a merge brings in.
+    fn entries(&self) -> Vec<(&str, &Node)> {
+        let Node::Map(map) = self else { return Vec::new() };
+        let own = map.iter().map(|(key, value)| (key.as_str(), value)).filter(|(key, _)| *key != "<<");
+        own.chain(self.merged().into_iter().flat_map(Node::entries)).collect()
+    }
+
+    fn merged(&self) -> Vec<&Node> {
+        let Node::Map(map) = self else { return Vec::new() };
+        map.iter().filter(|(key, _)| key == "<<").flat_map(|(_, value)| value.items()).collect()
+    }
+
+    /// The items of a list, or the one thing that stands in its place.
+    fn items(&self) -> Vec<&Node> {
+        match self {
+            Node::Null => Vec::new(),
+            Node::List(list) => list.iter().collect(),
+            other => vec![other],
+        }
+    }
+
+    fn text(&self) -> Option<&str> {
+        match self {
+            Node::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn is_null(&self) -> bool {
+        matches!(self, Node::Null)
+    }
+}
+
+/// Builds a [`Node`] and pays for it.
+#[derive(Clone, Copy)]
+struct Seed<'b>(&'b Cell<usize>);
+
+impl Seed<'_> {
+    fn pay<E: serde::de::Error>(self, bytes: usize) -> Result<(), E> {
+        let left = self.0.get().saturating_sub(1 + bytes / 64);
+        self.0.set(left);
+        if left == 0 { Err(E::custom("too large")) } else { Ok(()) }
+    }
+
+    fn scalar<E: serde::de::Error>(self, value: impl fmt::Display) -> Result<Node, E> {
+        let text = value.to_string();
+        self.pay(text.len())?;
+        Ok(Node::Text(text))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Node;
+
+    fn deserialize<D: Deserializer<'de>>(self, de: D) -> Result<Node, D::Error> {
+        de.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("YAML")
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, v: bool) -> Result<Node, E> {
+        self.scalar(v)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, v: i64) -> Result<Node, E> {
+        self.scalar(v)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, v: u64) -> Result<Node, E> {
+        self.scalar(v)
+    }
+
+    fn visit_i128<E: serde::de::Error>(self, v: i128) -> Result<Node, E> {
+        self.scalar(v)
+    }
+
+    fn visit_u128<E: serde::de::Error>(self, v: u128) -> Result<Node, E> {
+        self.scalar(v)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, v: f64) -> Result<Node, E> {
+        self.scalar(v)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Node, E> {
+        self.pay(v.len())?;
+        Ok(Node::Text(v.to_owned()))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Node, E> {
+        self.pay(0)?;
+        Ok(Node::Null)
+    }
+
+    fn visit_none<E: serde::de::Error>(self) -> Result<Node, E> {
+        self.visit_unit()
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, de: D) -> Result<Node, D::Error> {
+        de.deserialize_any(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        self.pay(0)?;
+        let mut list = Vec::new();
+        while let Some(item) = seq.next_element_seed(self)? {
+            list.push(item);
+        }
+        Ok(Node::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        self.pay(0)?;
+        let mut entries: Vec<(String, Node)> = Vec::new();
+        let mut keys = BTreeSet::new();
+        while let Some(key) = map.next_key_seed(self)? {
+            let Node::Text(key) = key else { return Err(A::Error::custom("a key that is no text")) };
+            if key != "<<" && !keys.insert(key.clone()) {
+                return Err(A::Error::custom(format_args!("the key {key:?} is there twice in one mapping")));
+            }
+            entries.push((key, map.next_value_seed(self)?));
+        }
+        Ok(Node::Map(entries))
+    }
+
+    /// A value with a tag. `!reset` is Compose's word for "as if it were not there"; others change nothing here.
+    fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Node, A::Error> {
+        let (tag, value) = data.variant_seed(self)?;
+        let node = value.newtype_variant_seed(self)?;
+        Ok(if tag.text().is_some_and(|tag| tag.trim_start_matches('!') == "reset") { Node::Null } else { node })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bundle(files: &[(&str, &str)]) -> Bundle {
+        let files: BTreeMap<&str, &str> = files.iter().copied().collect();
+        Bundle::read(serde_json::json!({ "files": files }).to_string().as_bytes()).unwrap()
+    }
+
+    fn checked(files: &[(&str, &str)]) -> Result<(), Refusal> {
+        check(&bundle(files))
+    }
+
+    fn refusal(files: &[(&str, &str)]) -> String {
+        let refusal = checked(files).unwrap_err();
+        assert_eq!(refusal.code, Code::ComposeRefused, "{refusal}");
+        refusal.detail
+    }
+
+    fn main(text: &str) -> String {
+        refusal(&[("compose.yaml", text)])
+    }
+
+    #[test]
+    fn an_ordinary_file_passes() {
+        let text = "x-a: &a {image: i, deploy: {replicas: 1, x: 1.5}}\nservices:\n  a: *a\n  b:\n    <<: *a\n    build: null\n    volumes: ['./conf:/c', 'data:/d', '/x:/x', '../*.x']\nvolumes: {data: }\n";
+        checked(&[("compose.yaml", &text.replace(", '../*.x'", ""))]).unwrap();
+    }
+
+    #[test]
+    fn build_is_refused_by_service_however_it_gets_there() {
+        for text in [
+            "services: {web: {build: .}}",
+            "services: {web: {build: {context: x}}}",
+            "x-a: &a {build: .}\nservices: {web: {<<: *a, image: i}}",
+            "x-a: &a {build: .}\nx-b: &b {<<: *a}\nservices: {web: {<<: [{image: i}, *b]}}",
+            "x-s: &s {web: {build: .}}\nservices: {<<: *s}",
+            "services: {web: {image: i}}\n---\nservices: {web: {build: .}}",
+            "services: {web: !override {build: .}}",
+        ] {
+            let detail = main(text);
+            assert!(detail.contains("\"web\"") && detail.contains("build"), "{text}: {detail}");
+        }
+        checked(&[("compose.yaml", "services: {web: {build: !reset null, image: i}}")]).unwrap();
+        checked(&[("compose.yaml", "services: {web: {build: !reset {context: x}, image: i}}")]).unwrap();
+    }
+
+    #[test]
+    fn a_remote_include_or_extends_is_refused_without_its_credentials() {
+        for remote in [
+            "https://u:hidden@example.com/x.git?hidden",
+            "git@github.com:a/b.git",
+            "oci://example.com/x:1",
+            "github.com/a/b",
+            "ssh://git@example.com/x",
+            "http://example.com/compose.yaml",
+            "git://example.com/x",
+        ] {
+            for text in [
+                format!("include: ['{remote}']"),
+                format!("include: '{remote}'"),
+                format!("include: [{{path: '{remote}'}}]"),
+                format!("include: [{{path: [local.yaml, '{remote}']}}]"),
+                format!("services: {{web: {{extends: {{file: '{remote}', service: a}}}}}}"),
+            ] {
+                let detail = refusal(&[("compose.yaml", &text), ("local.yaml", "services: {}")]);
+                assert!(detail.contains("remote") && !detail.contains("hidden"), "{text}: {detail}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_include_of_anything_but_a_bundle_file_is_refused() {
+        for given in ["/etc/x.yaml", "../x.yaml", "./missing.yaml", "${X}.yaml", "~/x.yaml", "conf/../../conf/x.yaml"] {
+            let detail = refusal(&[("compose.yaml", &format!("include: ['{given}']")), ("conf/x.yaml", "a: 1")]);
+            assert!(detail.contains("not in the bundle"), "{given}: {detail}");
+        }
+        checked(&[("compose.yaml", "include: [./conf/../conf/x.yaml]"), ("conf/x.yaml", "services: {}")]).unwrap();
+    }
+
+    #[test]
+    fn included_and_extended_files_are_checked_from_their_own_folder() {
+        let files = |sub: &'static str| {
+            [("compose.yaml", "include: [sub/a.yaml]"), ("sub/a.yaml", "include: [b.yaml]"), ("sub/b.yaml", sub)]
+        };
+        assert!(refusal(&files("services: {x: {build: .}}")).starts_with("sub/b.yaml"));
+        assert!(refusal(&files("services: {x: {extends: {file: ../c.yaml, service: y}}}")).contains("c.yaml"));
+        checked(&files("services: {x: {image: i, volumes: ['../conf:/c']}}")).unwrap();
+        assert!(refusal(&files("services: {x: {image: i, volumes: ['../../conf:/c']}}")).contains("leaves"));
+        let base = "services: {x: {image: i}, dev: {build: .}}";
+        let of = |service| format!("services: {{web: {{extends: {{file: base.yaml, service: {service}}}}}}}");
+        checked(&[("compose.yaml", &of("x")), ("base.yaml", base)]).unwrap();
+        assert!(refusal(&[("compose.yaml", &of("dev")), ("base.yaml", base)]).contains("dev"));
+    }
+
+    #[test]
+    fn a_circle_of_includes_ends() {
+        checked(&[
+            ("compose.yaml", "include: [a.yaml]\nservices: {x: {extends: {file: compose.yaml, service: x}}}"),
+            ("a.yaml", "include: [compose.yaml, a.yaml]"),
+        ])
+        .unwrap();
+    }
+
+    #[test]
+    fn a_bind_that_climbs_out_is_refused() {
+        for volume in
+            ["../data:/d", "./../data:/d", "./a/../../b:/d:ro", "{type: bind, source: ../x, target: /d}", "..:/d"]
+        {
+            let volume = if volume.starts_with('{') { volume.to_owned() } else { format!("'{volume}'") };
+            let detail = main(&format!("services: {{web: {{image: i, volumes: [{volume}]}}}}"));
+            assert!(detail.contains("\"web\"") && detail.contains("leaves the bundle"), "{detail}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_mapping_is_invalid() {
+        for text in
+            ["", "# nothing", "null", "[]", "x", "a: [", "a: 1\na: 2", "{[a]: 1}", "a: b: c", "\u{1}", "&a [*b]"]
+        {
+            assert_eq!(checked(&[("compose.yaml", text)]).unwrap_err().code, Code::ComposeInvalid, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_bomb_of_aliases_is_refused_at_once() {
+        let mut laughs = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for i in 1..30 {
+            let refs = vec![format!("*a{}", i - 1); 10].join(",");
+            laughs += &format!("a{i}: &a{i} [{refs}]\n");
+        }
+        let wide = format!("a: &a [{}]\nb: [{}]\n", "1,".repeat(50_000), "*a,".repeat(200_000));
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(500_000), "*a,".repeat(100_000));
+        let deep = format!("a: {}", "[".repeat(100_000));
+        let merge = (1..40).fold("a0: &a0 {k: 1}\n".to_owned(), |text, i| {
+            text + &format!("a{i}: &a{i} {{<<: [*a{0}, *a{0}]}}\n", i - 1)
+        });
+        let round = "a: &a [*a, *a]\n".to_owned();
+        for bomb in [laughs, wide, long, deep, merge, round] {
+            assert!(checked(&[("compose.yaml", &bomb)]).is_err(), "{:.40}", bomb);
+        }
+    }
+}
