@@ -2,7 +2,11 @@
 
 pub mod cli;
 pub mod compose;
+mod fault;
 pub mod images;
 pub mod inspect;
+mod parse;
+pub mod probe;
 pub mod pull;
 pub mod up;
+mod words;

@@ -1,1 +1,59 @@
-//! stub
+//! `docker compose up`: brings the promoted release up.
+//!
+//! Invariant: it is never asked to build, to pull or to answer a question (stdin is null, never `-y`: that would
+//! wipe a volume whose definition changed).
+
+use std::time::{Duration, Instant};
+
+use crate::effects::{RunDone, RunFault, Scrub, Up};
+
+use super::cli::{Call, Docker};
+use super::compose::Place;
+use super::fault::words_of;
+
+/// Listing and removing leftovers may take so long.
+const CLEAR_DEADLINE: Duration = Duration::from_secs(60);
+
+impl Docker {
+    /// Brings `current` up.
+    ///
+    /// # Errors
+    /// With Compose's own words. A container name that is still in use is tried a second time within the deadline.
+    pub fn up(&self, request: &Up, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
+        let until = Instant::now() + Duration::from_secs(request.timeout_s);
+        match self.up_once(until, scrub) {
+            Err(fault) if is_name_conflict(&fault) => self.up_once(until, scrub),
+            other => other,
+        }
+    }
+
+    fn up_once(&self, until: Instant, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
+        let left = || until.saturating_duration_since(Instant::now());
+        self.clear_leftovers(left().min(CLEAR_DEADLINE), scrub)?;
+        let verb = ["--progress", "quiet", "up", "-d", "--remove-orphans", "--no-build", "--pull", "never"];
+        self.done(&Call::new(self.compose_args(Place::Current, &verb), left()), scrub)
+    }
+
+    /// Removes what an interrupted `up` left: `<12 hex>_project-service-1`, made to replace another and never started.
+    /// Left there, the next `up` would go on with it, name and all.
+    fn clear_leftovers(&self, deadline: Duration, scrub: &dyn Scrub) -> Result<(), RunFault> {
+        let ours = format!("label=com.docker.compose.project={}", self.project());
+        let replacing = "label=com.docker.compose.replace";
+        let filters = ["--filter", &ours, "--filter", "status=created", "--filter", replacing];
+        let ids = self.ids(&filters, deadline, scrub)?;
+        if !ids.is_empty() {
+            let args = ["rm", "-f"].into_iter().map(str::to_owned).chain(ids);
+            self.succeed(&Call::new(args, deadline), scrub)?;
+        }
+        Ok(())
+    }
+}
+
+/// `Conflict. The container name "/x" is already in use by container …`: seen while the engine still removes the
+/// one before it.
+fn is_name_conflict(fault: &RunFault) -> bool {
+    let words = words_of(fault);
+    matches!(fault, RunFault::Failed { .. })
+        && words.contains("The container name")
+        && words.contains("is already in use")
+}
