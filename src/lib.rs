@@ -2,6 +2,7 @@
 //!
 //! A pure core ([`effects`] and the state machine) decides; [`drivers`] carry out and tell what happened.
 
+pub mod cli;
 pub mod config;
 pub mod drivers;
 pub mod effects;

@@ -11,6 +11,7 @@ pub mod store;
 pub mod tenancy;
 pub mod transport;
 pub mod vault;
+pub mod world;
 
 use crate::effects::{Effect, Event, Stamp};
 

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Deploy, Purpose, Report, Token, answer};
-use crate::effects::bundle::template_gaps;
 use crate::effects::failure::{Code, Refusal};
 use crate::effects::meta::{Meta, version_at_least};
 use crate::effects::model::Model;
@@ -195,7 +194,9 @@ fn acceptable(facts: &BundleFacts, env_id: &str, agent_version: &str, state: &St
     no_rollback(facts, meta, state)?;
     let manifest = manifest.as_ref().map_err(Refusal::clone)?;
     if let Some(template) = template {
-        let gaps = template_gaps(template.as_ref().map_err(Refusal::clone)?, manifest);
+        let used = template.as_ref().map_err(Refusal::clone)?.iter();
+        let gaps: Vec<&str> =
+            used.map(String::as_str).filter(|used| !manifest.variables().any(|given| given == *used)).collect();
         if !gaps.is_empty() {
             return Err(Refusal::new(Code::EnvUnresolved, format!("no manifest entry provides {}", gaps.join(", "))));
         }

@@ -1,0 +1,52 @@
+//! `bootstrap`: stores the one-time grant that a new box gets from whoever sets it up.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::{exit, tick};
+use crate::config::Config;
+use crate::drivers::store::Store;
+use crate::drivers::vault::Vault;
+
+/// The largest grant (bytes).
+const LARGEST: u64 = 64 * 1024;
+
+/// Stores the grant in `file` (`-`: stdin) and gives the exit status.
+pub fn run(config: &Config, file: &Path) -> u8 {
+    super::journal::open(config.log_level, false);
+    let grant = match read(file) {
+        Ok(grant) => grant,
+        Err(error) => {
+            eprintln!("the grant could not be read from {}: {error}", file.display());
+            return exit::FAILED;
+        }
+    };
+    let store = match Store::open(&config.state_dir, Arc::new(Vault::default())) {
+        Ok(store) => store,
+        Err(error) => return tick::unusable(&error),
+    };
+    match store.save_bootstrap(&grant) {
+        Ok(()) => {
+            println!("stored; the next tick logs in with it");
+            exit::OK
+        }
+        Err(fault) => {
+            eprintln!("the grant was not stored: {}", fault.detail);
+            exit::FAILED
+        }
+    }
+}
+
+fn read(file: &Path) -> io::Result<Zeroizing<String>> {
+    let mut text = Zeroizing::new(String::new());
+    let from: &mut dyn Read = if file == Path::new("-") { &mut io::stdin().lock() } else { &mut File::open(file)? };
+    from.take(LARGEST + 1).read_to_string(&mut text)?;
+    if u64::try_from(text.len()).unwrap_or(u64::MAX) > LARGEST {
+        return Err(io::Error::other(format!("larger than {LARGEST} bytes, which no grant is")));
+    }
+    Ok(text)
+}

@@ -1,0 +1,212 @@
+//! `status`: what is applied, since when, how the last tick ended, and what comes next. Only reads.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::{exit, tick};
+use crate::config::Config;
+use crate::drivers::clock::Clock;
+use crate::effects::state::{Attempts, LastError, LastResult, State, TokenSource};
+use crate::effects::{LocalFacts, Sha, Stamp};
+use crate::fsm::retry;
+
+/// The status as JSON. Times are RFC 3339 in UTC, durations whole seconds.
+#[derive(Debug, Serialize)]
+struct Status {
+    env_id: String,
+    agent_version: String,
+    applied: Option<AppliedStatus>,
+    current: Option<Sha>,
+    unfinished: Option<Sha>,
+    last_result: Option<LastResult>,
+    last_at: Option<String>,
+    last_error: Option<ErrorStatus>,
+    trouble: Option<ErrorStatus>,
+    token: Option<TokenStatus>,
+    bootstrap_waits: bool,
+    leases_last_hour: usize,
+    next_lease_at: Option<String>,
+    attempts: BTreeMap<Sha, AttemptStatus>,
+    reports_waiting: usize,
+    docker_version: Option<String>,
+    compose_version: Option<String>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct AppliedStatus {
+    sha: Sha,
+    since: String,
+    generation: Option<i64>,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorStatus {
+    code: &'static str,
+    phase: String,
+    detail: String,
+    at: String,
+}
+
+#[derive(Debug, Serialize)]
+struct TokenStatus {
+    source: TokenSource,
+    accessor: Option<String>,
+    /// None: it never expires, or nothing is known.
+    remaining_s: Option<i64>,
+}
+
+#[derive(Debug, Serialize)]
+struct AttemptStatus {
+    failed: u32,
+    next_at: Option<String>,
+    quarantined: bool,
+}
+
+/// Prints the status and gives the exit status.
+pub fn run(config: &Config, json: bool) -> u8 {
+    let now = Clock::start().now();
+    let (store, _vault) = tick::look(&config.state_dir);
+    let loaded = match store.load_state(now) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            eprintln!("{error}");
+            return exit::FAILED;
+        }
+    };
+    let status = status(config, loaded.state, &loaded.local, loaded.notes, now);
+    if json {
+        match serde_json::to_string_pretty(&status) {
+            Ok(json) => println!("{json}"),
+            Err(error) => {
+                eprintln!("the status could not be written as JSON: {error}");
+                return exit::FAILED;
+            }
+        }
+    } else {
+        print!("{}", text(&status));
+    }
+    exit::OK
+}
+
+/// RFC 3339 in UTC, to the second.
+pub fn moment(stamp: Stamp) -> String {
+    let at = OffsetDateTime::from_unix_timestamp(stamp.0.div_euclid(1000)).ok();
+    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| format!("{} ms", stamp.0))
+}
+
+fn error(error: &LastError) -> ErrorStatus {
+    ErrorStatus {
+        code: error.code.as_str(),
+        phase: error.phase.clone(),
+        detail: error.detail.clone(),
+        at: moment(error.at),
+    }
+}
+
+fn attempt(tried: &Attempts) -> AttemptStatus {
+    AttemptStatus { failed: tried.count, next_at: tried.next_at.map(moment), quarantined: tried.quarantined }
+}
+
+fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<String>, now: Stamp) -> Status {
+    retry::clamp_leases(&mut state.leases, &mut state.lease_not_before, now);
+    let token = local.token.map(|source| {
+        let known = state.token.as_ref();
+        let left = known.and_then(|token| Some((token.seen_at, i64::try_from(token.ttl_s?).ok()?)));
+        TokenStatus {
+            source,
+            accessor: known.and_then(|token| token.accessor.clone()),
+            remaining_s: left.map(|(seen_at, ttl_s)| (ttl_s - now.since_ms(seen_at) / 1000).max(0)),
+        }
+    });
+    Status {
+        env_id: config.settings.env_id.clone(),
+        agent_version: config.settings.agent_version.clone(),
+        applied: state.applied().map(|applied| AppliedStatus {
+            sha: applied.sha.clone(),
+            since: moment(applied.at),
+            generation: applied.generation,
+        }),
+        current: local.current.clone(),
+        unfinished: state.unfinished.as_ref().map(|goal| goal.sha.clone()),
+        last_result: state.last_result,
+        last_at: state.last_at.map(moment),
+        last_error: state.last_error.as_ref().map(error),
+        trouble: state.trouble.as_ref().map(error),
+        token,
+        bootstrap_waits: local.bootstrap,
+        leases_last_hour: state.leases.len(),
+        next_lease_at: retry::lease_free_at(&state.leases, state.lease_not_before, now).map(moment),
+        attempts: state.attempts.iter().map(|(sha, tried)| (sha.clone(), attempt(tried))).collect(),
+        reports_waiting: local.outbox.len() + usize::from(state.outcome.is_some()),
+        docker_version: state.docker.as_ref().map(|docker| docker.engine.clone()),
+        compose_version: state.docker.map(|docker| docker.compose),
+        notes,
+    }
+}
+
+/// For a tired person: what runs, what is wrong, what comes next.
+fn text(status: &Status) -> String {
+    let mut lines = vec![format!("{} (monky-deployd {})", status.env_id, status.agent_version)];
+    lines.push(match &status.applied {
+        Some(applied) => {
+            let generation = applied.generation.map(|n| format!(", generation {n}")).unwrap_or_default();
+            format!("applied     {} since {}{generation}", applied.sha.short(), applied.since)
+        }
+        None => "applied     nothing yet".to_owned(),
+    });
+    if let Some(current) = &status.current
+        && status.applied.as_ref().is_none_or(|applied| applied.sha != *current)
+    {
+        lines.push(format!("current     {}, which is not what is applied", current.short()));
+    }
+    if let Some(unfinished) = &status.unfinished {
+        lines.push(format!("unfinished  {}: the next tick goes on with it", unfinished.short()));
+    }
+    if let (Some(result), Some(at)) = (status.last_result, &status.last_at) {
+        let result = match result {
+            LastResult::Applied => "applied",
+            LastResult::Failed => "failed",
+            LastResult::RolledBack => "failed, rolled back",
+        };
+        lines.push(format!("last        {result} at {at}"));
+    }
+    if let Some(error) = &status.last_error {
+        lines.push(format!("error       {} in {}: {}", error.code, error.phase, error.detail));
+    }
+    if let Some(trouble) = &status.trouble {
+        lines.push(format!("trouble     {} since {}: {}", trouble.code, trouble.at, trouble.detail));
+    }
+    for (sha, tried) in &status.attempts {
+        let next = match (&tried.next_at, tried.quarantined) {
+            (_, true) => "left alone until another bundle is desired, or `tick --force`".to_owned(),
+            (Some(at), false) => format!("next attempt not before {at}"),
+            (None, false) => "next attempt with the next tick".to_owned(),
+        };
+        lines.push(format!("attempts    {}: {} failed; {next}", sha.short(), tried.failed));
+    }
+    lines.push(match &status.token {
+        Some(token) => {
+            let source = match token.source {
+                TokenSource::Bootstrap => "bootstrap (to be swapped for a leased one)",
+                TokenSource::Lease => "lease",
+            };
+            let left = token.remaining_s.map(|s| format!(", {} min left", s / 60)).unwrap_or_default();
+            let accessor = token.accessor.as_ref().map(|a| format!(", accessor {a}")).unwrap_or_default();
+            format!("token       {source}{left}{accessor}")
+        }
+        None if status.bootstrap_waits => "token       none; a bootstrap grant waits for the next tick".to_owned(),
+        None => "token       none".to_owned(),
+    });
+    let free = status.next_lease_at.as_ref().map(|at| format!(", next not before {at}")).unwrap_or_default();
+    lines.push(format!("leases      {} of {} in the last hour{free}", status.leases_last_hour, retry::LEASES_AN_HOUR));
+    lines.push(format!("reports     {} waiting", status.reports_waiting));
+    let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "not seen yet".to_owned());
+    lines.push(format!("docker      {}, compose {}", version(&status.docker_version), version(&status.compose_version)));
+    lines.extend(status.notes.iter().map(|note| format!("note        {note}")));
+    lines.push(String::new());
+    lines.join("\n")
+}

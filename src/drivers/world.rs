@@ -1,0 +1,361 @@
+//! The real world: every operation, carried out.
+//!
+//! Invariant: the match on [`Op`] has no wildcard, so an operation without a driver does not compile; secret values go
+//! from server to vault to file and never through an event.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use zeroize::Zeroizing;
+
+use super::Driver;
+use super::clock::{Cancel, Clock};
+use super::docker::cli::{Docker, Environment};
+use super::http::{Http, Server};
+use super::openbao::OpenBao;
+use super::store::Store;
+use super::tenancy::Tenancy;
+use super::transport::Transport;
+use super::vault::{Secret, Slot, Vault};
+use crate::config::{self, Config};
+use crate::effects::bundle::{Bundle, ReadError};
+use crate::effects::env_template::EnvTemplate;
+use crate::effects::manifest::Scope;
+use crate::effects::model::Model;
+use crate::effects::registry_auth::{EMPTY_DOCKER_CONFIG, RegistryAuth};
+use crate::effects::{
+    Ask, BaoFault, BundleFacts, BundleFault, CallFault, ComposeFault, Effect, Event, FetchBundle, GrantName, Lease,
+    LeaseFault, Login, Op, ReadModel, ReadSecret, SaveToken, Scrub, Scrubbed, SecretFacts, SecretFault, Sha,
+    StageBundle, Stamp, StoreFault, TokenFacts, TokenName, ValueFact, ValueUse, Wanted, WriteRelease,
+};
+
+/// So many effects are carried out at the same time.
+const AT_ONCE: usize = 8;
+
+/// The real world.
+pub struct World {
+    config: Config,
+    store: Store,
+    vault: Arc<Vault>,
+    clock: Clock,
+    cancel: Cancel,
+    tenancy: Tenancy,
+    openbao: OpenBao,
+    docker: Docker,
+    bundle: Mutex<Option<(Sha, Bundle)>>,
+    accessor: Mutex<Option<String>>,
+}
+
+impl World {
+    /// Everything that a tick with this configuration may touch; nothing is touched yet.
+    pub fn new(config: Config, store: Store, vault: Arc<Vault>, clock: Clock, cancel: Cancel, seed: u64) -> World {
+        let (to_tenancy, to_bao) = match &config.transport {
+            config::Transport::System => (Transport::System, Transport::System),
+            config::Transport::Proxy { tenancy, bao } => {
+                let through = |listener: &config::HostPort| Transport::Proxy { listener: listener.to_string() };
+                (through(tenancy), bao.as_ref().map_or(Transport::System, through))
+            }
+            // The mesh leads to tenancy only; OpenBao is dialled directly unless a listener is named.
+            config::Transport::Sdk { .. } => (Transport::Sdk, Transport::System),
+        };
+        let server = |name, base, transport, ca_file: &Option<PathBuf>, timeout_s| {
+            let timeout = Duration::from_secs(timeout_s);
+            Http::new(Server { name, base, transport, ca_file: ca_file.clone(), timeout, seed })
+        };
+        let (tenancy, bao) = (&config.tenancy, &config.bao);
+        let environment = Environment::from_own(&config.state_dir, &|name| std::env::var_os(name));
+        World {
+            tenancy: Tenancy::new(
+                server("tenancy", tenancy.addr(), to_tenancy, &tenancy.ca_file, tenancy.timeout_s),
+                &config.settings.env_id,
+            ),
+            openbao: OpenBao::new(
+                server("OpenBao", bao.addr(), to_bao, &bao.ca_file, bao.timeout_s),
+                &config.settings.kv_mount,
+                bao.namespace.clone(),
+            ),
+            docker: Docker::new(
+                &config.docker_bin,
+                &config.state_dir,
+                &config.settings.project,
+                environment,
+                cancel.flag(),
+            ),
+            config,
+            store,
+            vault,
+            clock,
+            cancel,
+            bundle: Mutex::new(None),
+            accessor: Mutex::new(None),
+        }
+    }
+
+    /// The state directory.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    fn execute(&self, op: &Op) -> Event {
+        let vault: &Vault = &self.vault;
+        match op {
+            Op::Checkin(request) => Event::CheckedIn(self.tenancy.checkin(vault, request)),
+            Op::FetchBundle(request) => Event::BundleFetched(self.fetch(request).map(Box::new)),
+            Op::ProbeDocker(_) => Event::DockerProbed(self.docker.probe(vault)),
+            Op::StageBundle(request) => Event::BundleStaged(self.stage(request)),
+            Op::ReadModel(request) => Event::ModelRead(self.model(request)),
+            Op::LookupToken(request) => {
+                let slot = match request.token {
+                    TokenName::Saved => Slot::SavedToken,
+                    TokenName::Candidate => Slot::Candidate,
+                };
+                Event::TokenLookedUp(self.with_token(&slot, |token| self.openbao.lookup(vault, token)))
+            }
+            Op::RenewToken(_) => {
+                Event::TokenRenewed(self.with_token(&Slot::SavedToken, |token| self.openbao.renew(vault, token)))
+            }
+            Op::AskLease(_) => Event::LeaseAnswered(self.lease()),
+            Op::SaveGrant(request) => Event::GrantSaved(self.store.save_grant(&request.lease)),
+            Op::DropGrant(request) => Event::GrantDropped(self.store.drop_grant(request.grant)),
+            Op::Login(request) => Event::LoggedIn(self.login(request)),
+            Op::SaveToken(request) => Event::TokenSaved(self.save_token(request)),
+            Op::RevokeToken(_) => {
+                Event::TokenRevoked(self.with_token(&Slot::Replaced, |token| self.openbao.revoke(vault, token)))
+            }
+            Op::ReadSecret(request) => Event::SecretRead(self.read_secret(request)),
+            Op::WriteRelease(request) => Event::ReleaseWritten(self.write_release(request)),
+            Op::CheckCompose(request) => {
+                Event::ComposeChecked(self.docker.check(&request.sha, vault).map_err(ComposeFault::Run))
+            }
+            Op::Pull(request) => Event::Pulled(self.docker.pull(request, vault)),
+            Op::Promote(request) => Event::Promoted(self.store.promote(&request.sha)),
+            Op::Up(request) => Event::CameUp(self.docker.up(request, vault)),
+            Op::Inspect(_) => Event::Inspected(self.docker.inspect(vault)),
+            Op::ReadLogs(request) => Event::LogsRead(self.docker.read_logs(request, vault)),
+            Op::WaitUntil(request) => {
+                self.clock.sleep_until(request.until, &self.cancel);
+                Event::Waited(())
+            }
+            Op::SaveState(request) => Event::StateSaved(self.store.save_state(&request.state)),
+            Op::SaveReport(request) => Event::ReportSaved(self.store.save_report(&request.report)),
+            Op::SendReport(request) => Event::ReportSent(self.send_report(&request.report_id)),
+            Op::DropReport(request) => Event::ReportDropped(self.store.drop_report(&request.report_id)),
+            Op::PruneReleases(request) => Event::ReleasesPruned(self.store.prune_releases(&request.keep)),
+            Op::RemoveImages(request) => Event::ImagesRemoved(self.docker.remove_images(request, vault)),
+        }
+    }
+
+    fn fetch(&self, request: &FetchBundle) -> Result<BundleFacts, BundleFault> {
+        let read = |body: &mut dyn Read| Bundle::read(body);
+        let (read, header_sha) =
+            self.tenancy.bundle(&*self.vault, &request.sha, read).map_err(BundleFault::Call)?;
+        let bundle = match read {
+            Ok(bundle) => bundle,
+            Err(ReadError::Refused(refusal)) => return Err(BundleFault::Refused(refusal)),
+            Err(ReadError::Io(error)) => {
+                let detail = Scrubbed::new(&*self.vault, &format!("the bundle broke off: {error}"));
+                return Err(BundleFault::Call(CallFault::Unreachable { detail }));
+            }
+        };
+        let settings = &self.config.settings;
+        let scope = Scope { kv_mount: &settings.kv_mount, env_id: &settings.env_id };
+        let facts = bundle.facts(header_sha, &scope).map_err(BundleFault::Refused)?;
+        *self.bundle.lock().unwrap_or_else(PoisonError::into_inner) = Some((request.sha.clone(), bundle));
+        Ok(facts)
+    }
+
+    /// Lends the bundle that was fetched in this tick.
+    fn with_bundle<R>(&self, sha: &Sha, lend: impl FnOnce(&Bundle) -> R) -> Result<R, StoreFault> {
+        match &*self.bundle.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((fetched, bundle)) if fetched == sha => Ok(lend(bundle)),
+            Some(_) | None => Err(self.store_fault(&format!("bundle {} was not fetched in this tick", sha.short()))),
+        }
+    }
+
+    fn store_fault(&self, what: &str) -> StoreFault {
+        StoreFault { disk_full: false, detail: Scrubbed::new(&*self.vault, what) }
+    }
+
+    fn stage(&self, request: &StageBundle) -> Result<(), StoreFault> {
+        self.with_bundle(&request.sha, |bundle| {
+            self.store.stage_bundle(&request.sha, bundle.iter().map(|(path, content)| (path.as_str(), content)))
+        })?
+    }
+
+    fn model(&self, request: &ReadModel) -> Result<Model, ComposeFault> {
+        let json = self.docker.model(&request.sha, &*self.vault).map_err(ComposeFault::Run)?;
+        let folder = self.store.release_dir(&request.sha);
+        let (folder, state_dir) = (folder.to_string_lossy(), self.store.dir().to_string_lossy());
+        let parsed = self.with_bundle(&request.sha, |bundle| Model::parse(&json, bundle, &folder, &state_dir));
+        match parsed {
+            Ok(Ok(model)) => Ok(model),
+            Ok(Err(refusal)) => Err(ComposeFault::Refused(refusal)),
+            Err(fault) => Err(ComposeFault::Run(crate::effects::RunFault::Failed {
+                status: None,
+                words: fault.detail,
+                disk_full: false,
+            })),
+        }
+    }
+
+    fn with_token<R>(&self, slot: &Slot, call: impl FnOnce(&str) -> Result<R, BaoFault>) -> Result<R, BaoFault> {
+        // Copied out, so that the vault can be written to while the call is under way.
+        let token = self.vault.with(slot, |token| Secret::new(token.to_owned()));
+        match token {
+            Some(token) => call(token.expose()),
+            // A file that went away meanwhile is like a token that OpenBao does not know.
+            None => Err(BaoFault::Denied { detail: Scrubbed::new(&*self.vault, "there is no token") }),
+        }
+    }
+
+    fn lease(&self) -> Result<Lease, LeaseFault> {
+        let (lease, grant) = self.tenancy.lease(&*self.vault)?;
+        self.vault.put(Slot::LeaseGrant, grant);
+        Ok(lease)
+    }
+
+    fn login(&self, request: &Login) -> Result<TokenFacts, BaoFault> {
+        let slot = match request.grant {
+            GrantName::Bootstrap => Slot::BootstrapGrant,
+            GrantName::Lease => Slot::LeaseGrant,
+        };
+        let mount = &self.config.bao.auth_mount;
+        let (facts, token) =
+            self.with_token(&slot, |grant| self.openbao.login(&*self.vault, mount, &request.role, grant))?;
+        self.vault.put(Slot::Candidate, token);
+        *self.accessor.lock().unwrap_or_else(PoisonError::into_inner) = facts.accessor.clone();
+        Ok(facts)
+    }
+
+    fn save_token(&self, request: &SaveToken) -> Result<(), StoreFault> {
+        let accessor = self.accessor.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.store.save_token(request.source, accessor.as_deref(), self.clock.now())
+    }
+
+    fn read_secret(&self, request: &ReadSecret) -> Result<SecretFacts, SecretFault> {
+        let read = |token: &str| match self.openbao.read_secret(&*self.vault, token, request) {
+            Ok(read) => Ok(Ok(read)),
+            Err(SecretFault::Bao(fault)) => Err(fault),
+            Err(fault @ (SecretFault::Missing | SecretFault::Deleted(_))) => Ok(Err(fault)),
+        };
+        let (version, data) = self.with_token(&Slot::SavedToken, read).map_err(SecretFault::Bao)??;
+        let values = request.wanted.iter().map(|wanted| self.take(&data, wanted)).collect();
+        Ok(SecretFacts { version, values })
+    }
+
+    /// Puts one value into the vault, and tells what it is.
+    fn take(&self, data: &Map<String, Value>, wanted: &Wanted) -> ValueFact {
+        let unfit = |why: &str| ValueFact::Unfit { why: why.to_owned() };
+        let value = match data.get(&wanted.key) {
+            None => return ValueFact::Absent,
+            Some(Value::String(value)) if value.contains('\0') => return unfit("a string with a NUL"),
+            Some(Value::String(value)) => value,
+            Some(Value::Null) => return unfit("null"),
+            Some(Value::Bool(_)) => return unfit("a boolean"),
+            Some(Value::Number(_)) => return unfit("a number"),
+            Some(Value::Array(_)) => return unfit("a list"),
+            Some(Value::Object(_)) => return unfit("an object"),
+        };
+        match &wanted.usage {
+            ValueUse::Env(name) => {
+                self.vault.put(Slot::Env(name.clone()), Secret::new(value.clone()));
+                ValueFact::Text
+            }
+            ValueUse::RegistryAuth => {
+                self.vault.put(Slot::Registry, Secret::new(value.clone()));
+                match RegistryAuth::parse(value, &self.config.registry_host) {
+                    Ok(auth) => {
+                        self.vault.know(&Slot::Registry, auth.password());
+                        let (registry, username) = (auth.registry().to_owned(), auth.username().to_owned());
+                        ValueFact::Credential { registry, username }
+                    }
+                    Err(unusable) => ValueFact::NoCredential { why: unusable.to_string() },
+                }
+            }
+        }
+    }
+
+    fn write_release(&self, request: &WriteRelease) -> Result<(), StoreFault> {
+        let template = self.with_bundle(&request.sha, Bundle::template)?;
+        let template = match template {
+            Some(Ok(template)) => template,
+            Some(Err(refusal)) => return Err(self.store_fault(&refusal.detail)),
+            None => EnvTemplate::of_variables(request.variables.iter().map(String::as_str)),
+        };
+        let value_of = |name: &str| {
+            self.vault.with(&Slot::Env(name.to_owned()), |value| Zeroizing::new(value.to_owned()))
+        };
+        let env = template.render(value_of).map_err(|error| self.store_fault(&format!(".env: {error}")))?;
+        self.store.write_release(&request.sha, &env, &override_yaml(&request.mounts))?;
+        let config = match &request.registry {
+            None => None,
+            Some(_) => self.vault.with(&Slot::Registry, |value| {
+                RegistryAuth::parse(value, &self.config.registry_host).ok().map(|auth| auth.docker_config())
+            }),
+        };
+        match config.flatten() {
+            Some(config) => self.store.write_docker_config(&config),
+            None => self.store.write_docker_config(EMPTY_DOCKER_CONFIG),
+        }
+    }
+
+    fn send_report(&self, report_id: &str) -> Result<(), CallFault> {
+        match self.store.load_report(report_id) {
+            Ok(Some(report)) => self.tenancy.report(&*self.vault, &report),
+            // It is gone, so there is nothing left to tell.
+            Ok(None) => Ok(()),
+            Err(fault) => Err(CallFault::Unreachable { detail: fault.detail }),
+        }
+    }
+}
+
+/// The override of contract §7: each service is labelled with the digest of the bundle content that it mounts.
+fn override_yaml(mounts: &[(String, String)]) -> String {
+    if mounts.is_empty() {
+        return "services: {}\n".to_owned();
+    }
+    let services: Map<String, Value> = mounts
+        .iter()
+        .map(|(service, digest)| {
+            (service.clone(), serde_json::json!({ "labels": { "monky-deployd.mounts": digest } }))
+        })
+        .collect();
+    // JSON is YAML, and needs no quoting rules of our own.
+    format!("{}\n", serde_json::json!({ "services": services }))
+}
+
+impl Driver for World {
+    fn perform(&self, effects: &[Effect]) -> Vec<Event> {
+        match effects {
+            [only] => vec![self.execute(&only.op)],
+            many => many.chunks(AT_ONCE).flat_map(|chunk| self.at_once(chunk)).collect(),
+        }
+    }
+
+    fn now(&self) -> Stamp {
+        self.clock.now()
+    }
+
+    fn cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+}
+
+impl World {
+    fn at_once(&self, effects: &[Effect]) -> Vec<Event> {
+        thread::scope(|scope| {
+            let started: Vec<_> =
+                effects.iter().map(|effect| scope.spawn(move || self.execute(&effect.op))).collect();
+            started
+                .into_iter()
+                .zip(effects)
+                // A thread that panicked is a bug; carrying the effect out again says what it is.
+                .map(|(thread, effect)| thread.join().unwrap_or_else(|_| self.execute(&effect.op)))
+                .collect()
+        })
+    }
+}
