@@ -1,7 +1,6 @@
 //! Calls in general: faults, deadlines, caps, retries, kept connections, transports.
 
 use std::io::Read;
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use monky_deployd::drivers::transport::Transport;
 use monky_deployd::effects::CallFault;
 
 use crate::support::{
-    Knows, PLAIN, Reply, Wire, answer, client, get, nobody, nonsense, ok, post_once, proxy, unreachable,
+    Closed, Knows, PLAIN, Reply, Wire, answer, client, get, nonsense, ok, post_once, proxy, unreachable,
 };
 
 fn raw(text: &str) -> Reply {
@@ -20,7 +19,8 @@ fn raw(text: &str) -> Reply {
 
 #[test]
 fn a_refused_connection_is_told_with_place_and_remedy() {
-    let at = nobody();
+    let closed = Closed::new();
+    let at = closed.at;
     let told = unreachable(client(&format!("http://{at}"), Transport::System, 2000).call(&PLAIN, &get("/")));
     assert!(told.contains(&format!("testbed at {at}, dialled directly: connection refused")), "{told}");
     assert!(told.contains("look at the server"), "{told}");
@@ -53,16 +53,14 @@ fn a_post_that_must_not_arrive_twice_is_not_sent_again_after_a_reset_or_a_503() 
 
 #[test]
 fn a_post_that_was_refused_before_anything_was_sent_is_tried_again() {
-    let at = nobody();
+    let closed = Closed::new();
+    let at = closed.at;
     let http = client(&format!("http://{at}"), Transport::System, 3000);
     let late = thread::spawn(move || {
-        // Between the first try and the second, which comes after at least 100 ms.
-        thread::sleep(Duration::from_millis(40));
-        let (mut stream, _) = TcpListener::bind(at).unwrap().accept().unwrap();
-        let _ = stream.read(&mut [0; 4096]).unwrap();
-        std::io::Write::write_all(&mut stream, b"HTTP/1.1 201 X\r\nContent-Length: 2\r\n\r\n{}").unwrap();
+        // Between the first try and the last, which comes after at least 400 ms.
+        closed.answers_one_after(Duration::from_millis(200));
     });
-    assert_eq!(http.call(&PLAIN, &post_once("/leases")).unwrap().status, 201);
+    assert_eq!(http.call(&PLAIN, &post_once("/leases")).unwrap().status, 200);
     late.join().unwrap();
 }
 
@@ -286,13 +284,11 @@ fn through_a_listener_the_request_stays_the_servers() {
 
 #[test]
 fn a_listener_that_is_just_starting_is_waited_for() {
-    let at = nobody();
+    let closed = Closed::new();
+    let at = closed.at;
     let http = client("http://tenancy.invalid", proxy(at), 5000);
     let late = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(700));
-        let (mut stream, _) = TcpListener::bind(at).unwrap().accept().unwrap();
-        let _ = stream.read(&mut [0; 4096]).unwrap();
-        std::io::Write::write_all(&mut stream, b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\n{}").unwrap();
+        closed.answers_one_after(Duration::from_millis(700));
     });
     assert_eq!(http.call(&PLAIN, &post_once("/")).unwrap().status, 200);
     late.join().unwrap();
@@ -300,7 +296,8 @@ fn a_listener_that_is_just_starting_is_waited_for() {
 
 #[test]
 fn a_listener_is_waited_for_once_a_tick_and_within_the_deadline() {
-    let at = nobody();
+    let closed = Closed::new();
+    let at = closed.at;
     let http = client("http://tenancy.invalid", proxy(at), 1000);
     let started = Instant::now();
     let told = unreachable(http.call(&PLAIN, &get("/")));

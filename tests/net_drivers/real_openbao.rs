@@ -14,7 +14,7 @@ use monky_deployd::effects::{BaoFault, ReadSecret, SecretFault};
 use rcgen::{KeyPair, PKCS_ED25519, SigningKey};
 use serde_json::{Value, json};
 
-use crate::support::{PLAIN, client, get, nobody};
+use crate::support::{Closed, PLAIN, client, get};
 
 struct Bao {
     child: Child,
@@ -33,7 +33,7 @@ impl Drop for Bao {
 impl Bao {
     fn start() -> Bao {
         let program = std::env::var("MONKY_TEST_BAO").expect("MONKY_TEST_BAO names the bao program");
-        let (at, home) = (nobody(), tempfile::tempdir().unwrap());
+        let (at, home) = (Closed::new().at, tempfile::tempdir().unwrap());
         let child = Command::new(program)
             .args(["server", "-dev", "-dev-no-store-token", "-dev-root-token-id=root"])
             .arg(format!("-dev-listen-address={at}"))

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use monky_deployd::drivers::http::{Ask, BODY_CAP, Http, Keep, Repeat, Server};
 use monky_deployd::drivers::transport::Transport;
 use monky_deployd::effects::{CallFault, Scrub};
+use rustix::net::{AddressFamily, SocketType};
 
 /// What a request is answered with.
 pub enum Reply {
@@ -214,7 +216,28 @@ pub fn nonsense<T>(result: Result<T, CallFault>) -> String {
     }
 }
 
-/// An address where nothing listens.
-pub fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+/// A port that is ours and refuses connections, until somebody listens on it.
+pub struct Closed {
+    /// Its address.
+    pub at: SocketAddr,
+    socket: OwnedFd,
+}
+
+impl Closed {
+    /// Takes one.
+    pub fn new() -> Closed {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let at = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
+        Closed { at, socket }
+    }
+
+    /// After a while it answers one request.
+    pub fn answers_one_after(self, pause: Duration) {
+        thread::sleep(pause);
+        rustix::net::listen(&self.socket, 8).unwrap();
+        let (mut stream, _) = TcpListener::from(self.socket).accept().unwrap();
+        read_request(&mut stream).unwrap();
+        stream.write_all(b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\n{}").unwrap();
+    }
 }
