@@ -6,6 +6,7 @@
 //! The real half needs the stack (`make stack-up`); `STACK=off` leaves it out, `STACK_ENV` names another file than
 //! `target/stack/env`.
 #![cfg(feature = "sandbox")]
+#![expect(clippy::unwrap_used, reason = "in a test a panic is how a surprise is told")]
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -43,6 +44,9 @@ enum Operator {
     Quota(&'static str, bool),
     /// So many seconds go by.
     Pass(u64),
+    /// The real server takes the time rounded to seconds off a token's end, and floors that: only in the second half of a
+    /// second a token of one second shows a ttl of 0. This waits for one.
+    SecondHalf,
 }
 
 /// A request. In texts `{kv}`, `{env}`, `{auth}` are the run's own names.
@@ -397,6 +401,7 @@ fn tokens() -> Vec<Step> {
         case("a token whose role goes away later", keep("orphan", login("late", &[])), 200, vec![]),
         Step::Operator(Operator::PutRole("short", |role| (role.ttl_s, role.max_ttl_s) = (1, 1))),
         Step::Operator(Operator::PutRole("late", |role| (role.ttl_s, role.max_ttl_s) = (1, 1))),
+        Step::Operator(Operator::SecondHalf),
         case(
             "a token of one second",
             keep("short", login("short", &[])),
@@ -721,6 +726,8 @@ impl Server for StandIn {
             }
             Operator::Quota(prefix, on) => self.0.quota(&names.fill(prefix), on.then_some(1)),
             Operator::Pass(seconds) => self.0.advance(i64::try_from(*seconds).unwrap()),
+            // It floors what is really left.
+            Operator::SecondHalf => {}
         }
         None
     }
@@ -826,6 +833,10 @@ impl Server for Real {
                 assert_eq!(self.call("DELETE", &format!("sys/quotas/rate-limit/{env}"), None).status, 204);
             }
             Operator::Pass(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
+            Operator::SecondHalf => {
+                let ms = u64::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_millis());
+                std::thread::sleep(Duration::from_millis((1520 - ms) % 1000));
+            }
         }
         None
     }
@@ -1097,6 +1108,16 @@ fn a_sealed_real_server_keeps_the_contract() {
         send(&own.addr, "PUT", "/v1/sys/seal", &[("X-Vault-Token", OwnServer::ROOT.to_owned())], Some("{}"));
     assert_eq!(sealed_now.status, 204, "{}", sealed_now.text);
     keeps_the_contract(&own, names, &key, sealed());
+}
+
+// The stand-in speaks no TLS, so there is only the real server to ask.
+#[test]
+fn a_real_server_answers_plain_http_on_its_tls_port_with_a_400_that_is_no_json() {
+    let Some(stack) = stack() else { return };
+    let plain = stack["STACK_BAO_TLS_ADDR"].replacen("https://", "http://", 1);
+    let answer = send(&plain, "GET", LOOKUP, &[], None);
+    assert_eq!((answer.status, answer.json()), (400, Value::Null));
+    assert!(answer.text.contains("HTTP request to an HTTPS server"), "{}", answer.text);
 }
 
 /// A real server of the test's own, ended with it.

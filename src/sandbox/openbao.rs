@@ -461,6 +461,7 @@ impl Token {
         self.policies.iter().any(|policy| policy == "root")
     }
 
+    // Floored. The real server rounds its time to seconds first, so that its ttl is up to half a second more or less.
     fn ttl_s(&self, now_ms: i64) -> i64 {
         self.expires_ms.map_or(0, |at| (at - now_ms).max(0) / 1000)
     }
