@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[cfg_attr(not(feature = "sandbox"), expect(dead_code, reason = "the stories are told by the stand-in"))]
 mod docker_shared;
 
 use std::ffi::OsString;
