@@ -1,5 +1,8 @@
 //! How children are run, against small scripts that behave badly, and the verbs against the stand-in for Docker.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[cfg_attr(not(feature = "sandbox"), expect(dead_code, reason = "the stories are told by the stand-in"))]
 mod docker_shared;
 
 use std::ffi::OsString;
@@ -539,6 +542,17 @@ mod stand_in {
     }
 
     #[test]
+    fn its_values_arrive_like_those_of_the_real_one() {
+        let this = Box::new();
+        this.stand_in.edit(|world| world.publish(TOOL, Image::new("tool", Behaviour::Runs))).unwrap();
+        docker_shared::values_arrive_exactly(&this.docker(), &this.state(), TOOL, &|id| {
+            let world = this.stand_in.world().unwrap();
+            let container = world.containers.iter().find(|it| it.id == id).unwrap();
+            container.environment.clone().into_iter().collect()
+        });
+    }
+
+    #[test]
     fn its_model_is_the_model_of_the_real_one() {
         let this = Box::new();
         docker_shared::the_model_is_complete_and_without_values(&this.docker(), &this.state());
@@ -577,7 +591,7 @@ mod stand_in {
         assert_eq!(words(), "Error response from daemon: unauthorized: authentication required");
         fs::write(this.state().join("docker/config.json"), "{\"auths\":{\"r.example:5000\":{\"auth\":\"@\"}}}")
             .unwrap();
-        assert!(words().contains("no basic auth credentials | WARNING: Error parsing config file"), "{}", words());
+        assert!(words().contains("no basic auth credentials | Error parsing config file"), "{}", words());
         auth("puller:right");
         docker_shared::pull(&this.docker(), &sha).unwrap();
         this.stand_in.edit(|world| world.registries.get_mut("r.example:5000").unwrap().images.clear()).unwrap();
@@ -683,8 +697,8 @@ mod stand_in {
         let remove = || this.docker().remove_images(&RemoveImages { ids: vec![id.clone()] }, &NO_SECRET).unwrap().gone;
         assert_eq!(remove(), Vec::<String>::new());
         this.stand_in.edit(|world| world.containers.clear()).unwrap();
-        assert_eq!(remove(), [id.clone()]);
-        assert_eq!(remove(), [id.clone()], "gone already");
+        assert_eq!(remove(), std::slice::from_ref(&id));
+        assert_eq!(remove(), std::slice::from_ref(&id), "gone already");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! They need the stack that `make stack-up` brings up, and say so if it is not there; `STACK=off` leaves them out.
 //! Everything they make on the engine has a name of its own, and is removed.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod docker_shared;
 
 use std::collections::BTreeMap;
@@ -155,6 +157,18 @@ fn a_deploy_touches_only_what_changed() {
         assert_eq!(agent.plain(&["exec", &of(&all, "web").id, "cat", "/conf/a"]), "2");
         assert_eq!(agent.plain(&["exec", &of(&all, "web").id, "sh", "-c", "echo \"$GREETING\""]), "other");
         assert_eq!(agent.plain(&["exec", &of(&all, "db").id, "cat", "/init/a"]), "1");
+    });
+}
+
+#[test]
+fn values_arrive_exactly() {
+    let Some(stack) = Stack::find() else { return };
+    Agent::each(&stack, "values", |agent| {
+        docker_shared::values_arrive_exactly(&agent.docker, agent.state(), &stack.image("tool:1"), &|id| {
+            let json = agent.plain(&["inspect", "--format", "{{json .Config.Env}}", id]);
+            let all: Vec<String> = serde_json::from_str(&json).unwrap();
+            all.iter().filter_map(|pair| pair.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+        });
     });
 }
 
@@ -354,8 +368,8 @@ fn an_image_goes_when_nothing_needs_it() {
         agent.plain(&["tag", &name, &format!("{}-someone:1", agent.docker.project())]);
         assert_eq!(remove(), Vec::<String>::new(), "someone else named it");
         agent.plain(&["image", "rm", &format!("{}-someone:1", agent.docker.project())]);
-        assert_eq!(remove(), [id.clone()]);
-        assert_eq!(remove(), [id.clone()], "gone already");
+        assert_eq!(remove(), std::slice::from_ref(&id));
+        assert_eq!(remove(), std::slice::from_ref(&id), "gone already");
     });
 }
 

@@ -97,7 +97,7 @@ impl<T> Said<T> {
 }
 
 /// The text of some output: decoded, without terminal sequences and control characters; LF ends a line.
-fn plain(bytes: &[u8]) -> String {
+pub fn plain(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();

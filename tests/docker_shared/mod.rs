@@ -261,7 +261,7 @@ configs: {c: {file: ./conf/c}}
         "volumes": {"data": {"name": format!("{}_data", docker.project())}},
         "services": {
             "job": {
-                "command": ["a", "b"],
+                "command": "a b",
                 "deploy": {"replicas": 2},
                 "image": "r.example/job",
                 "networks": {"default": null},
@@ -271,7 +271,7 @@ configs: {c: {file: ./conf/c}}
                 "configs": [{"source": "c"}],
                 "depends_on": {"job": {"condition": "service_started", "required": true}},
                 "env_file": [{"path": format!("{folder}/.env"), "required": true}],
-                "environment": {"PASSWORD": "${PASSWORD}", "PLAIN": "b"},
+                "environment": ["PASSWORD=${PASSWORD}", "PLAIN=b"],
                 "image": "r.example/web:${TAG:-1}",
                 "networks": {"default": null},
                 "volumes": [
@@ -287,10 +287,44 @@ configs: {c: {file: ./conf/c}}
             },
         },
     });
-    // Compose writes `command` and `entrypoint` that are not set as null, or not at all.
-    let mut model = model;
-    for service in model["services"].as_object_mut().unwrap().values_mut() {
-        service.as_object_mut().unwrap().retain(|key, value| key == "networks" || !value.is_null());
-    }
     assert_eq!(model, expected);
+}
+
+/// Values come into the container as they are, through `${V}` and through `env_file`; `environment_of` looks into one.
+pub fn values_arrive_exactly(
+    docker: &Docker,
+    state_dir: &Path,
+    image: &str,
+    environment_of: &dyn Fn(&str) -> Vec<(String, String)>,
+) {
+    let yaml = format!(
+        "services:
+  web:
+    image: {image}
+    command: [sleep, '1000']
+    env_file: .env
+    environment:
+      WHOLE: \"${{A}}\"
+      DEFAULT: \"${{NONE:-d}}\"
+      EMPTY: \"${{NOTHING:-d}}/${{NOTHING-d}}\"
+      DOLLAR: \"$$A\"
+      OTHER: \"${{NONE:+x}}/${{A:+set}}\"
+      NESTED: \"pre-${{NONE:-${{A:+in}}}}-post\"
+"
+    );
+    let env = "# a comment\nA=\"x\\\"y\\\\z$$w #\\nl2\\r'\"\nB=plain\nNOTHING=\n";
+    let sha = stage(state_dir, "values", &[("compose.yaml", &yaml), (".env", env)], &[]);
+    docker.check(&sha, &NO_SECRET).unwrap();
+    pull(docker, &sha).unwrap();
+    promote(state_dir, &sha);
+    up(docker, &sha).unwrap();
+    let all = docker.inspect(&NO_SECRET).unwrap();
+    let environment = environment_of(&of(&all, "web").id);
+    let value = |name: &str| {
+        environment.iter().find(|(key, _)| key == name).map_or_else(|| panic!("no {name}"), |(_, value)| value.as_str())
+    };
+    let a = "x\"y\\z$w #\nl2\r'";
+    assert_eq!([value("A"), value("WHOLE"), value("B")], [a, a, "plain"]);
+    assert_eq!([value("DEFAULT"), value("EMPTY"), value("DOLLAR")], ["d", "d/", "$A"]);
+    assert_eq!([value("OTHER"), value("NESTED")], ["/set", "pre-in-post"]);
 }

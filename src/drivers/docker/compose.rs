@@ -6,10 +6,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::effects::words::unset_variables;
 use crate::effects::{RunFault, Scrub, Scrubbed, Sha};
 
 use super::cli::{Call, Docker, Keep};
-use super::words;
 
 /// `config` reads files and calls no daemon.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ impl Docker {
     pub fn check(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<(), RunFault> {
         let output =
             self.succeed(&Call::new(self.compose_args(Place::Staged(sha), &["config", "-q"]), DEADLINE), scrub)?;
-        let unset = words::unset_variables(&scrub.scrub(&output.stderr.text()));
+        let unset = unset_variables(output.stderr.text().as_bytes());
         if unset.is_empty() {
             return Ok(());
         }

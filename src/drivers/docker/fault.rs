@@ -3,10 +3,10 @@
 //! Invariant: a child's words leave this file scrubbed, and before they are shortened, so that no secret is cut
 //! in half and overlooked.
 
+use crate::effects::words::{Words, says_disk_full};
 use crate::effects::{RunDone, RunFault, Scrub, Scrubbed};
 
 use super::cli::{Call, Captured, Docker, Output, RunError};
-use super::words;
 
 /// The client says so when nothing answers behind the socket.
 const NO_DAEMON: &[&str] = &[
@@ -26,49 +26,19 @@ const NO_COMPOSE: &[&str] = &[
     "unknown shorthand flag: 'p' in -p",
 ];
 
-/// What a child said, scrubbed.
-#[derive(Debug)]
-pub struct Said {
-    /// Its words.
-    pub text: String,
-    /// Its warnings, each once.
-    pub warnings: Vec<String>,
+/// What a child said.
+fn said(captured: &Captured, scrub: &dyn Scrub) -> Words {
+    Words::of(withheld(&captured.text()).as_bytes(), scrub)
 }
 
-impl Said {
-    /// Takes the secrets out, then the noise.
-    pub fn new(captured: &Captured, scrub: &dyn Scrub) -> Said {
-        let words = words::extract(withheld(&scrub.scrub(&captured.text())).as_bytes());
-        Said { text: words.text, warnings: words.warnings }
-    }
-
-    /// The words, and the warnings about the client's configuration: an unreadable one makes every pull anonymous,
-    /// so that warning is the cause of the error that follows.
-    fn with_cause(&self) -> String {
-        let mut all = vec![self.text.as_str()];
-        all.extend(
-            self.warnings
-                .iter()
-                .map(String::as_str)
-                .filter(|line| line.to_lowercase().contains("config file") && !self.text.contains(line)),
-        );
-        all.retain(|part| !part.is_empty());
-        all.join(" | ")
-    }
-}
-
-/// Compose prints the rest of a line of `.env` that it cannot read, and half a value is no value that the vault
-/// would recognise.
+/// Compose quotes what it cannot read in `.env`, and part of a value is no value that the vault would recognise.
 fn withheld(text: &str) -> String {
-    const BEFORE: &str = "in variable name";
-    let lines: Vec<String> = text
-        .split('\n')
-        .map(|line| match line.find(BEFORE) {
-            Some(at) => format!("{} (withheld)", line.get(..at + BEFORE.len()).unwrap_or_default()),
-            None => line.to_owned(),
-        })
-        .collect();
-    lines.join("\n")
+    const BEFORE: &[&str] = &["in variable name", "unterminated quoted value"];
+    let line = |line: &str| {
+        let end = BEFORE.iter().filter_map(|phrase| Some(line.find(phrase)? + phrase.len())).min();
+        end.map_or_else(|| line.to_owned(), |end| format!("{} (withheld)", line.get(..end).unwrap_or_default()))
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 impl Docker {
@@ -86,8 +56,7 @@ impl Docker {
     /// As [`Docker::succeed`].
     pub(super) fn done(&self, call: &Call, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
         let output = self.succeed(call, scrub)?;
-        let said = Said::new(&output.stderr, scrub);
-        Ok(RunDone { warnings: said.warnings.iter().map(|warning| Scrubbed::new(scrub, warning)).collect() })
+        Ok(RunDone { warnings: said(&output.stderr, scrub).warnings })
     }
 }
 
@@ -102,17 +71,16 @@ pub(super) fn succeeded(ended: Result<Output, RunError>, scrub: &dyn Scrub) -> R
     }
     // Where both streams were one, there is nothing else to quote.
     let captured = if output.stderr.bytes.is_empty() { &output.stdout } else { &output.stderr };
-    Err(failed(&output, &Said::new(captured, scrub), scrub))
+    Err(failed(&output, said(captured, scrub), scrub))
 }
 
 /// What the machine is told of a child that did not come to its own end.
 fn not_ended(error: &RunError, scrub: &dyn Scrub) -> RunFault {
     match error {
         RunError::NotStarted { .. } => RunFault::Unavailable { detail: Scrubbed::new(scrub, &error.to_string()) },
-        RunError::TimedOut { after, said } => RunFault::TimedOut {
-            after_s: after.as_secs(),
-            words: Scrubbed::new(scrub, &Said::new(said, scrub).with_cause()),
-        },
+        RunError::TimedOut { after, said: captured } => {
+            RunFault::TimedOut { after_s: after.as_secs(), words: said(captured, scrub).text }
+        }
         RunError::Cancelled { .. } => {
             RunFault::Failed { status: None, words: Scrubbed::new(scrub, &error.to_string()), disk_full: false }
         }
@@ -120,14 +88,13 @@ fn not_ended(error: &RunError, scrub: &dyn Scrub) -> RunFault {
 }
 
 /// What the machine is told of a child that ended with an error.
-fn failed(output: &Output, said: &Said, scrub: &dyn Scrub) -> RunFault {
-    let text = said.with_cause();
-    let lower = text.to_lowercase();
-    let says = |phrases: &[&str]| phrases.iter().any(|phrase| lower.contains(phrase));
-    if says(NO_DAEMON) {
-        return RunFault::Unavailable { detail: Scrubbed::new(scrub, &text) };
+fn failed(output: &Output, said: Words, scrub: &dyn Scrub) -> RunFault {
+    let text = said.text.as_str();
+    if nobody_answers(text) {
+        return RunFault::Unavailable { detail: said.text };
     }
-    let words = if says(NO_COMPOSE) {
+    let lower = text.to_lowercase();
+    let words = if NO_COMPOSE.iter().any(|phrase| lower.contains(phrase)) {
         format!(
             "this Docker has no Compose plugin: install Docker Compose 2.21 or newer (`docker compose` said: {text})"
         )
@@ -137,13 +104,20 @@ fn failed(output: &Output, said: &Said, scrub: &dyn Scrub) -> RunFault {
     } else if text.is_empty() {
         format!("docker ended with status {} and said nothing", output.status.code().unwrap_or_default())
     } else {
-        text
+        text.to_owned()
     };
     RunFault::Failed {
         status: output.status.code(),
-        disk_full: words::says_disk_full(&words),
+        disk_full: says_disk_full(&words),
         words: Scrubbed::new(scrub, &words),
     }
+}
+
+/// The client found no daemon. What a daemon answered may hold the same phrases, about something else.
+fn nobody_answers(text: &str) -> bool {
+    let lower = text.to_lowercase();
+    let own = lower.split(" | ").filter(|line| !line.starts_with("error response from daemon"));
+    own.into_iter().any(|line| NO_DAEMON.iter().any(|phrase| line.contains(phrase)))
 }
 
 /// The words of a fault that may be looked into.
@@ -170,38 +144,29 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_gone_before_the_words_are_cut() {
-        let long = format!("{}hunter2{}", "x".repeat(10), "y".repeat(597));
-        let said = Said::new(&captured(&long), &Hide("hunter2"));
-        assert_eq!(said.text, format!("***{}", "y".repeat(597)));
-    }
-
-    #[test]
     fn half_a_line_at_the_front_of_a_cut_is_dropped() {
         let cut = Captured { bytes: b"half a secret\nError: x\n".to_vec(), cut: true };
-        assert_eq!(Said::new(&cut, &Hide("none")).text, "Error: x");
+        assert_eq!(said(&cut, &Hide("none")).text.as_str(), "Error: x");
     }
 
     #[test]
-    fn the_rest_of_an_env_line_that_compose_prints_is_withheld() {
-        let said = Said::new(
-            &captured("failed to read .env: line 1: unexpected character \"!\" in variable name \"half a secret\"\n"),
-            &Hide("none"),
-        );
-        assert_eq!(said.text, "failed to read .env: line 1: unexpected character \"!\" in variable name (withheld)");
-    }
-
-    #[test]
-    fn the_warning_about_the_configuration_is_part_of_the_words_and_no_other_is() {
-        let said = Said::new(
-            &captured(
-                "WARNING: Error parsing config file (/x/config.json): bad\nWARNING: other\nError: no basic auth credentials\n",
+    fn what_compose_quotes_of_an_env_file_is_withheld() {
+        for (text, expected) in [
+            (
+                "failed to read .env: line 1: unexpected character \"!\" in variable name \"half a secret\"\nmore",
+                "failed to read .env: line 1: unexpected character \"!\" in variable name (withheld) | more",
             ),
-            &Hide("none"),
-        );
-        assert_eq!(
-            said.with_cause(),
-            "Error: no basic auth credentials | WARNING: Error parsing config file (/x/config.json): bad"
-        );
+            ("line 2: unterminated quoted value 'half a secret", "line 2: unterminated quoted value (withheld)"),
+        ] {
+            assert_eq!(said(&captured(text), &Hide("none")).text.as_str(), expected);
+        }
+    }
+
+    #[test]
+    fn only_the_clients_own_words_say_that_nobody_answers() {
+        assert!(nobody_answers("unable to get image 'x': Cannot connect to the Docker daemon at unix:///x."));
+        assert!(!nobody_answers(
+            "Error response from daemon: failed to initialize logging driver: dial unix /dev/log: …"
+        ));
     }
 }

@@ -5,13 +5,12 @@
 
 use std::time::Duration;
 
-use crate::effects::containers::Container;
+use crate::effects::containers::{Container, parse_inspect};
+use crate::effects::words::plain;
 use crate::effects::{LogTail, ReadLogs, RunFault, Scrub, Scrubbed};
 
 use super::cli::{Call, Docker, Keep};
 use super::fault::words_of;
-use super::parse::parse_inspect;
-use super::words;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -88,8 +87,8 @@ impl Docker {
             ..Call::new(["logs", "--tail", &tail, "--timestamps=false", id], DEADLINE)
         };
         let output = self.succeed(&call, scrub)?;
-        let text = words::without_escapes(&scrub.scrub(&output.stdout.text()));
-        let text: Vec<&str> = text.split(['\n', '\r']).map(str::trim_end).filter(|line| !line.is_empty()).collect();
+        let text = plain(scrub.scrub(&output.stdout.text()).as_bytes());
+        let text: Vec<&str> = text.split('\n').map(str::trim_end).filter(|line| !line.is_empty()).collect();
         let text = text.join("\n");
         let start = text.len().saturating_sub(LOG_CAP / 8);
         let start = (start..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or_default();

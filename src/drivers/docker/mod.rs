@@ -5,8 +5,6 @@ pub mod compose;
 mod fault;
 pub mod images;
 pub mod inspect;
-mod parse;
 pub mod probe;
 pub mod pull;
 pub mod up;
-mod words;

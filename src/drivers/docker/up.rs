@@ -11,9 +11,6 @@ use super::cli::{Call, Docker};
 use super::compose::Place;
 use super::fault::words_of;
 
-/// Listing and removing leftovers may take so long.
-const CLEAR_DEADLINE: Duration = Duration::from_secs(60);
-
 impl Docker {
     /// Brings `current` up.
     ///
@@ -25,11 +22,16 @@ impl Docker {
             Err(fault) if is_name_conflict(&fault) => self.up_once(until, scrub),
             other => other,
         }
+        // Whichever of the calls was the one too many, it was the whole that took too long.
+        .map_err(|fault| match fault {
+            RunFault::TimedOut { words, .. } => RunFault::TimedOut { after_s: request.timeout_s, words },
+            other => other,
+        })
     }
 
     fn up_once(&self, until: Instant, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
         let left = || until.saturating_duration_since(Instant::now());
-        self.clear_leftovers(left().min(CLEAR_DEADLINE), scrub)?;
+        self.clear_leftovers(left(), scrub)?;
         let verb = ["--progress", "quiet", "up", "-d", "--remove-orphans", "--no-build", "--pull", "never"];
         self.done(&Call::new(self.compose_args(Place::Current, &verb), left()), scrub)
     }

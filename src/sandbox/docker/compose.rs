@@ -136,12 +136,10 @@ pub fn read(common: &Common, interpolate: bool) -> Result<Project, Refused> {
         merge(&mut merged, document);
     }
     let mut model = normal(merged, common, interpolate)?;
-    if let Some(services) = model.get_mut("services").and_then(Value::as_object_mut) {
-        if interpolate {
-            services.retain(|_, service| list(service, "profiles").is_empty());
-            for service in services.values_mut() {
-                resolve_env_file(service)?;
-            }
+    if interpolate && let Some(services) = model.get_mut("services").and_then(Value::as_object_mut) {
+        services.retain(|_, service| list(service, "profiles").is_empty());
+        for service in services.values_mut() {
+            resolve_env_file(service)?;
         }
     }
     check(&model)?;
@@ -197,7 +195,7 @@ fn merge(into: &mut Value, from: Value) {
                     Some(old) if matches!(key.as_str(), "labels" | "environment") => {
                         let mut both = pairs(old);
                         both.extend(pairs(&value));
-                        *old = both.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
+                        *old = both.into_iter().map(|(name, value)| Value::String(format!("{name}={value}"))).collect();
                     }
                     Some(old) => merge(old, value),
                     None => {
@@ -262,10 +260,10 @@ fn normal(mut model: Value, common: &Common, interpolate: bool) -> Result<Value,
     let Some(top) = model.as_object_mut() else { return Ok(model) };
     top.insert("name".to_owned(), json!(common.project));
     for section in ["volumes", "networks", "configs", "secrets"] {
-        if section == "networks" {
-            top.entry(section).or_insert_with(|| json!({})).as_object_mut().map(|all| {
-                all.entry("default").or_insert(Value::Null);
-            });
+        if section == "networks"
+            && let Some(all) = top.entry(section).or_insert_with(|| json!({})).as_object_mut()
+        {
+            all.entry("default").or_insert(Value::Null);
         }
         for (key, value) in top.get_mut(section).and_then(Value::as_object_mut).into_iter().flatten() {
             let mut named = named(key);
@@ -298,20 +296,18 @@ fn normal(mut model: Value, common: &Common, interpolate: bool) -> Result<Value,
 fn normal_service(service: &mut Value, folder: &Path, interpolate: bool) {
     let mut set = json!({});
     let mut put = |key: &str, value: Value| merge(&mut set, json!({ key: value }));
-    if let Some(environment) = service.get("environment") {
-        put("environment", pairs(environment).into_iter().map(|(key, value)| (key, Value::String(value))).collect());
-    }
-    if let Some(labels) = service.get("labels") {
-        let labels = pairs(labels);
-        // Without interpolation Compose prints them as a list.
-        put(
-            "labels",
-            if interpolate {
-                labels.into_iter().map(|(key, value)| (key, Value::String(value))).collect()
-            } else {
-                labels.into_iter().map(|(key, value)| Value::String(format!("{key}={value}"))).collect()
-            },
-        );
+    // Without interpolation Compose leaves these as they are written.
+    if interpolate {
+        for key in ["environment", "labels"] {
+            if let Some(value) = service.get(key) {
+                put(key, pairs(value).into_iter().map(|(name, value)| (name, Value::String(value))).collect());
+            }
+        }
+        for key in ["command", "entrypoint"] {
+            if let Some(Value::String(line)) = service.get(key) {
+                put(key, line.split_whitespace().map(|word| json!(word)).collect());
+            }
+        }
     }
     let env_files = list(service, "env_file").into_iter().map(|item| match item {
         Value::Object(map) => {
@@ -323,18 +319,11 @@ fn normal_service(service: &mut Value, folder: &Path, interpolate: bool) {
     put("env_file", env_files.collect());
     put("volumes", list(service, "volumes").into_iter().map(|item| volume(item, folder)).collect());
     put("ports", list(service, "ports").into_iter().map(port).collect());
-    for key in ["configs", "secrets"] {
-        let long = |item| if let Value::String(source) = item { json!({ "source": source }) } else { item };
-        put(key, list(service, key).into_iter().map(long).collect());
-    }
+    put("configs", list(service, "configs").into_iter().map(|item| mounted(item, None)).collect());
+    put("secrets", list(service, "secrets").into_iter().map(|item| mounted(item, Some("/run/secrets"))).collect());
     if let Some(Value::Array(names)) = service.get("depends_on") {
         let long = |name: &Value| (scalar(name), json!({"condition": "service_started", "required": true}));
         put("depends_on", names.iter().map(long).collect());
-    }
-    for key in ["command", "entrypoint"] {
-        if let Some(Value::String(line)) = service.get(key) {
-            put(key, line.split_whitespace().map(|word| json!(word)).collect());
-        }
     }
     if service.get("network_mode").is_none() && service.get("networks").is_none() {
         put("networks", json!({ "default": null }));
@@ -347,6 +336,14 @@ fn normal_service(service: &mut Value, folder: &Path, interpolate: bool) {
                 service.insert(key, value);
             }
         }
+    }
+}
+
+fn mounted(item: Value, folder: Option<&str>) -> Value {
+    match (item, folder) {
+        (Value::String(source), Some(folder)) => json!({"target": format!("{folder}/{source}"), "source": source}),
+        (Value::String(source), None) => json!({ "source": source }),
+        (long, _) => long,
     }
 }
 
@@ -394,6 +391,7 @@ fn volume(item: Value, folder: &Path) -> Value {
 fn port(item: Value) -> Value {
     let short = match item {
         Value::Object(_) => return item,
+        Value::String(short) if short.contains('$') => return Value::String(short),
         other => scalar(&other),
     };
     let (rest, protocol) = short.rsplit_once('/').unwrap_or((&short, "tcp"));
