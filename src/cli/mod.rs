@@ -79,9 +79,7 @@ enum Command {
     #[cfg(feature = "sandbox")]
     Demo,
     /// Completions for a shell.
-    Completions {
-        shell: clap_complete::Shell,
-    },
+    Completions { shell: clap_complete::Shell },
     /// The man page.
     Man,
 }

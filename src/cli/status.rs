@@ -205,7 +205,11 @@ fn text(status: &Status) -> String {
     lines.push(format!("leases      {} of {} in the last hour{free}", status.leases_last_hour, retry::LEASES_AN_HOUR));
     lines.push(format!("reports     {} waiting", status.reports_waiting));
     let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "not seen yet".to_owned());
-    lines.push(format!("docker      {}, compose {}", version(&status.docker_version), version(&status.compose_version)));
+    lines.push(format!(
+        "docker      {}, compose {}",
+        version(&status.docker_version),
+        version(&status.compose_version)
+    ));
     lines.extend(status.notes.iter().map(|note| format!("note        {note}")));
     lines.push(String::new());
     lines.join("\n")

@@ -151,8 +151,7 @@ impl World {
 
     fn fetch(&self, request: &FetchBundle) -> Result<BundleFacts, BundleFault> {
         let read = |body: &mut dyn Read| Bundle::read(body);
-        let (read, header_sha) =
-            self.tenancy.bundle(&*self.vault, &request.sha, read).map_err(BundleFault::Call)?;
+        let (read, header_sha) = self.tenancy.bundle(&*self.vault, &request.sha, read).map_err(BundleFault::Call)?;
         let bundle = match read {
             Ok(bundle) => bundle,
             Err(ReadError::Refused(refusal)) => return Err(BundleFault::Refused(refusal)),
@@ -286,9 +285,8 @@ impl World {
             Some(Err(refusal)) => return Err(self.store_fault(&refusal.detail)),
             None => EnvTemplate::of_variables(request.variables.iter().map(String::as_str)),
         };
-        let value_of = |name: &str| {
-            self.vault.with(&Slot::Env(name.to_owned()), |value| Zeroizing::new(value.to_owned()))
-        };
+        let value_of =
+            |name: &str| self.vault.with(&Slot::Env(name.to_owned()), |value| Zeroizing::new(value.to_owned()));
         let env = template.render(value_of).map_err(|error| self.store_fault(&format!(".env: {error}")))?;
         self.store.write_release(&request.sha, &env, &override_yaml(&request.mounts))?;
         let config = match &request.registry {
@@ -320,9 +318,7 @@ fn override_yaml(mounts: &[(String, String)]) -> String {
     }
     let services: Map<String, Value> = mounts
         .iter()
-        .map(|(service, digest)| {
-            (service.clone(), serde_json::json!({ "labels": { "monky-deployd.mounts": digest } }))
-        })
+        .map(|(service, digest)| (service.clone(), serde_json::json!({ "labels": { "monky-deployd.mounts": digest } })))
         .collect();
     // JSON is YAML, and needs no quoting rules of our own.
     format!("{}\n", serde_json::json!({ "services": services }))
@@ -348,8 +344,7 @@ impl Driver for World {
 impl World {
     fn at_once(&self, effects: &[Effect]) -> Vec<Event> {
         thread::scope(|scope| {
-            let started: Vec<_> =
-                effects.iter().map(|effect| scope.spawn(move || self.execute(&effect.op))).collect();
+            let started: Vec<_> = effects.iter().map(|effect| scope.spawn(move || self.execute(&effect.op))).collect();
             started
                 .into_iter()
                 .zip(effects)

@@ -6,6 +6,8 @@
 //! Invariant: nothing here reads a clock, a file, the network, the environment or randomness, and nothing
 //! here can hold a secret's value. Free text from outside is [`Scrubbed`] before it gets in.
 
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types)]
+
 pub mod bundle;
 pub mod compose_file;
 pub mod containers;

@@ -33,6 +33,8 @@
 //! leads::<Pull, Up>();
 //! ```
 
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types)]
+
 pub mod edges;
 pub mod event;
 pub mod faults;
