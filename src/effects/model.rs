@@ -96,6 +96,12 @@ impl Mounts {
                     "{who}: that is the whole release, its .env with every secret included; mount the files that it needs"
                 )),
                 Place::Bundle(_) => {}
+                Place::Anywhere => {
+                    mounts.warnings.push(format!(
+                        "{who}: a variable decides where that is; if in the bundle, a change of it recreates nothing"
+                    ));
+                    continue;
+                }
                 Place::Below(_) => mounts.warnings.push(format!(
                     "{who}: a variable decides, so nobody can tell whether it is in the bundle"
                 )),
@@ -152,6 +158,9 @@ enum Place {
     Bundle(String),
     /// Decided by a variable, below this folder of the bundle.
     Below(String),
+    /// Decided by a variable from the start. Compose puts the project's folder in front of it even if its value is an
+    /// absolute path, so this is most likely data; to count it as bundle content would recreate its service each time.
+    Anywhere,
 }
 
 /// Where a bundle lies.
@@ -171,6 +180,7 @@ impl Ground<'_> {
         let known = if variable { literal.rsplit_once('/').map_or("", |(folder, _)| folder) } else { &literal };
         let known = clean(known);
         match (below(&known, &self.project), variable) {
+            (Some(""), true) => Ok(Place::Anywhere),
             (Some(folder), true) => Ok(Place::Below(folder.to_owned())),
             (Some(path), false) if self.bundle.digest_below(path).is_some() => Ok(Place::Bundle(path.to_owned())),
             (Some(_), false) => Err(
@@ -342,6 +352,9 @@ mod tests {
     fn a_variable_within_the_bundle_counts_as_the_folder_it_is_below() {
         let model = model_in(DIR, &usual(), bind("/state/releases/r/conf/${X}/y")).unwrap();
         assert_eq!(model.services["web"].mounted, ["conf"]);
+        assert!(model.warnings[0].contains("variable"));
+        let model = model_in(DIR, &usual(), bind("/state/releases/r/${DATA}/y")).unwrap();
+        assert_eq!(model.services["web"].mounts, None);
         assert!(model.warnings[0].contains("variable"));
     }
 
