@@ -58,8 +58,9 @@ fn mounts_of_every_form_are_told_from_each_other() {
     assert_eq!(web.mounted, ["conf", "conf/app.toml", "conf/other.toml"]);
     assert!(web.mounts.is_some());
     assert_eq!((model.services["db"].mounts.as_ref(), model.services["db"].scale), (None, 1));
-    let [writable] = model.warnings.as_slice() else { panic!("{:?}", model.warnings) };
+    let [writable, inline, from_env] = model.warnings.as_slice() else { panic!("{:?}", model.warnings) };
     assert!(writable.contains("/etc/app.toml") && writable.contains("writable"), "{writable}");
+    assert!(inline.contains("\"inline\"") && from_env.contains("\"from_env\""), "{inline} {from_env}");
 }
 
 #[test]

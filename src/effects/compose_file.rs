@@ -97,6 +97,12 @@ impl Check<'_> {
                 self.service(path, base, name, service)?;
             }
         }
+        for kind in ["configs", "secrets"] {
+            for (name, definition) in top.get(kind).map(Node::entries).unwrap_or_default() {
+                let file = definition.get("file").and_then(Node::text);
+                stays_within(base, file).map_err(|why| refused(path, format!("{kind} {name:?} {why}")))?;
+            }
+        }
         Ok(())
     }
 
@@ -147,16 +153,7 @@ impl Check<'_> {
                     .and_then(Node::text)
                     .filter(|_| volume.get("type").and_then(Node::text) == Some("bind")),
             };
-            // Others are Compose's to resolve; see `model`. But of these it does not tell any more that they were
-            // relative, and what they mean changes when a release is promoted.
-            if let Some(source) = source.filter(|source| is_relative(source) && !source.contains('$'))
-                && within(base, source).is_none()
-            {
-                let what = format!(
-                    "service {name:?} mounts {source:?}, which leaves the bundle: mean an absolute path or a named volume"
-                );
-                return Err(refused(path, what));
-            }
+            stays_within(base, source).map_err(|why| refused(path, format!("service {name:?} {why}")))?;
         }
         Ok(())
     }
@@ -198,6 +195,17 @@ fn shown(given: &str) -> String {
 
 fn looks_remote(given: &str) -> bool {
     given.contains("://") || given.starts_with("git@") || given.starts_with("github.com/") || given.contains(".git")
+}
+
+/// Refuses a source that climbs out of the bundle: once Compose has resolved it, it does not tell any more that it was
+/// relative, and what it means changes when the release is promoted. Everything else is checked in `model`.
+fn stays_within(base: &str, source: Option<&str>) -> Result<(), String> {
+    match source.filter(|source| is_relative(source) && !source.contains('$')) {
+        Some(source) if within(base, source).is_none() => {
+            Err(format!("mounts {source:?}, which leaves the bundle: use an absolute path or a named volume"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Compose's own rule for a short volume: anything else than `.`, `/` or `~` in front is the name of a volume. In the
@@ -494,6 +502,7 @@ mod tests {
             let detail = main(&format!("services: {{web: {{image: i, volumes: [{volume}]}}}}"));
             assert!(detail.contains("\"web\"") && detail.contains("leaves the bundle"), "{detail}");
         }
+        assert!(main("services: {}\nsecrets: {key: {file: ../../key}}").contains("\"key\""));
     }
 
     #[test]

@@ -126,6 +126,14 @@ impl Mounts {
                     // It stands in compose.yaml, but Compose does not look at it when it compares either.
                     mounts.lines.insert(format!("{label} {}", hex_sha(content)));
                 }
+                // Tried on 2.26.1 and 2.40.3: neither recreates for these, and the mounted value stays the old one.
+                let variable =
+                    text(definition, "content").is_some_and(|content| content.replace("$$", "").contains('$'));
+                if variable || text(definition, "environment").is_some() {
+                    mounts.warnings.push(format!(
+                        "service {name:?} is given the value of a variable as one of its {kind}, {source:?}: Compose keeps the old value when only that changes; give it in `environment` instead"
+                    ));
+                }
             }
         }
         Ok(mounts)
@@ -346,6 +354,19 @@ mod tests {
         let inline = web(json!({"configs": [{"source": "t"}]})).unwrap();
         assert!(inline.mounts.is_some() && inline.mounted.is_empty());
         assert_eq!(web(json!({})).unwrap().mounts, None);
+    }
+
+    #[test]
+    fn a_mounted_value_that_compose_would_not_renew_is_a_warning() {
+        let warned = |definition: Value| {
+            let project = json!({"services": {"web": {"secrets": [{"source": "s"}]}}, "secrets": {"s": definition}});
+            let model = Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state").unwrap();
+            model.warnings.iter().any(|warning| warning.contains("old value"))
+        };
+        assert!(warned(json!({"environment": "PASSWORD"})));
+        assert!(warned(json!({"content": "x ${PASSWORD}"})));
+        assert!(!warned(json!({"content": "x $$"})));
+        assert!(!warned(json!({"file": "/elsewhere"})));
     }
 
     #[test]
