@@ -18,6 +18,8 @@ use super::failure::{Code, Refusal};
 
 /// How many values all compose files of a bundle may have, aliases filled in; one more for each 64 bytes of text.
 pub const MAX_NODES: usize = 200_000;
+/// How many `[` and `{` a compose file may have.
+pub const MAX_BRACKETS: usize = 10_000;
 
 /// Checks `compose.yaml` and every file of the bundle that it includes or extends.
 ///
@@ -63,6 +65,7 @@ impl Check<'_> {
             return Ok(Rc::clone(documents));
         }
         let content = self.bundle.get(path).ok_or_else(|| invalid(path, "is not in the bundle"))?;
+        affordable(content).map_err(|why| refused(path, why))?;
         let mut documents = Vec::new();
         for document in serde_yaml::Deserializer::from_slice(content) {
             match Seed(&self.budget).deserialize(document) {
@@ -92,6 +95,12 @@ impl Check<'_> {
         for (name, service) in top.get("services").map(Node::entries).unwrap_or_default() {
             if *part == Part::Whole || *part == Part::Service(name.to_owned()) {
                 self.service(path, base, name, service)?;
+            }
+        }
+        for kind in ["configs", "secrets"] {
+            for (name, definition) in top.get(kind).map(Node::entries).unwrap_or_default() {
+                let file = definition.get("file").and_then(Node::text);
+                stays_within(base, file).map_err(|why| refused(path, format!("{kind} {name:?} {why}")))?;
             }
         }
         Ok(())
@@ -144,16 +153,7 @@ impl Check<'_> {
                     .and_then(Node::text)
                     .filter(|_| volume.get("type").and_then(Node::text) == Some("bind")),
             };
-            // Others are Compose's to resolve; see `model`. But of these it does not tell any more that they were
-            // relative, and what they mean changes when a release is promoted.
-            if let Some(source) = source.filter(|source| is_relative(source) && !source.contains('$'))
-                && within(base, source).is_none()
-            {
-                let what = format!(
-                    "service {name:?} mounts {source:?}, which leaves the bundle: mean an absolute path or a named volume"
-                );
-                return Err(refused(path, what));
-            }
+            stays_within(base, source).map_err(|why| refused(path, format!("service {name:?} {why}")))?;
         }
         Ok(())
     }
@@ -168,6 +168,16 @@ impl Check<'_> {
             None => Err(refused(path, format!("{who} of {:?} is not in the bundle", shown(given)))),
         }
     }
+}
+
+/// Refuses what the YAML parser would need minutes for: its time grows with the square of how deep brackets nest.
+/// Counting all of them is crude and cannot be tricked with quotes.
+fn affordable(content: &[u8]) -> Result<(), String> {
+    let open = |b: &&u8| matches!(b, b'[' | b'{');
+    if content.iter().filter(open).count() <= MAX_BRACKETS {
+        return Ok(());
+    }
+    Err(format!("has more than {MAX_BRACKETS} opening brackets: put large contents into files of their own"))
 }
 
 fn refused(file: &str, what: impl fmt::Display) -> Refusal {
@@ -185,6 +195,17 @@ fn shown(given: &str) -> String {
 
 fn looks_remote(given: &str) -> bool {
     given.contains("://") || given.starts_with("git@") || given.starts_with("github.com/") || given.contains(".git")
+}
+
+/// Refuses a source that climbs out of the bundle: once Compose has resolved it, it does not tell any more that it was
+/// relative, and what it means changes when the release is promoted. Everything else is checked in `model`.
+fn stays_within(base: &str, source: Option<&str>) -> Result<(), String> {
+    match source.filter(|source| is_relative(source) && !source.contains('$')) {
+        Some(source) if within(base, source).is_none() => {
+            Err(format!("mounts {source:?}, which leaves the bundle: use an absolute path or a named volume"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Compose's own rule for a short volume: anything else than `.`, `/` or `~` in front is the name of a volume. In the
@@ -481,6 +502,7 @@ mod tests {
             let detail = main(&format!("services: {{web: {{image: i, volumes: [{volume}]}}}}"));
             assert!(detail.contains("\"web\"") && detail.contains("leaves the bundle"), "{detail}");
         }
+        assert!(main("services: {}\nsecrets: {key: {file: ../../key}}").contains("\"key\""));
     }
 
     #[test]
@@ -493,21 +515,22 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_of_aliases_is_refused_at_once() {
-        let mut laughs = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
-        for i in 1..30 {
-            let refs = vec![format!("*a{}", i - 1); 10].join(",");
-            laughs += &format!("a{i}: &a{i} [{refs}]\n");
-        }
-        let wide = format!("a: &a [{}]\nb: [{}]\n", "1,".repeat(50_000), "*a,".repeat(200_000));
-        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(500_000), "*a,".repeat(100_000));
-        let deep = format!("a: {}", "[".repeat(100_000));
-        let merge = (1..40).fold("a0: &a0 {k: 1}\n".to_owned(), |text, i| {
+    fn a_bomb_is_refused_at_once() {
+        let laughs = (1..30).fold("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, i| {
+            text + &format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(","))
+        });
+        let merges = (1..40).fold("a0: &a0 {k: 1}\n".to_owned(), |text, i| {
             text + &format!("a{i}: &a{i} {{<<: [*a{0}, *a{0}]}}\n", i - 1)
         });
-        let round = "a: &a [*a, *a]\n".to_owned();
-        for bomb in [laughs, wide, long, deep, merge, round] {
-            assert!(checked(&[("compose.yaml", &bomb)]).is_err(), "{:.40}", bomb);
+        let wide = format!("a: &a [{}]\nb: [{}]\n", "1,".repeat(10_000), "*a,".repeat(10_000));
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(500_000), "*a,".repeat(10_000));
+        let circle = "a: &a [*a, *a]\n".to_owned();
+        let dashes = "- ".repeat(50_000);
+        let brackets = format!("a: {}", "[".repeat(1_000_000));
+        let masked = format!("a: {}", "['] ',".repeat(MAX_BRACKETS + 1));
+        for bomb in [laughs, merges, wide, long, circle, dashes, brackets, masked] {
+            let refusal = checked(&[("compose.yaml", &bomb)]).unwrap_err();
+            assert_eq!(refusal.code, Code::ComposeRefused, "{bomb:.40}: {refusal}");
         }
     }
 }

@@ -96,6 +96,12 @@ impl Mounts {
                     "{who}: that is the whole release, its .env with every secret included; mount the files that it needs"
                 )),
                 Place::Bundle(_) => {}
+                Place::Anywhere => {
+                    mounts.warnings.push(format!(
+                        "{who}: a variable decides where that is; if in the bundle, a change of it recreates nothing"
+                    ));
+                    continue;
+                }
                 Place::Below(_) => mounts.warnings.push(format!(
                     "{who}: a variable decides, so nobody can tell whether it is in the bundle"
                 )),
@@ -119,6 +125,14 @@ impl Mounts {
                 } else if let Some(content) = text(definition, "content") {
                     // It stands in compose.yaml, but Compose does not look at it when it compares either.
                     mounts.lines.insert(format!("{label} {}", hex_sha(content)));
+                }
+                // Tried on 2.26.1 and 2.40.3: neither recreates for these, and the mounted value stays the old one.
+                let variable =
+                    text(definition, "content").is_some_and(|content| content.replace("$$", "").contains('$'));
+                if variable || text(definition, "environment").is_some() {
+                    mounts.warnings.push(format!(
+                        "service {name:?} is given the value of a variable as one of its {kind}, {source:?}: Compose keeps the old value when only that changes; give it in `environment` instead"
+                    ));
                 }
             }
         }
@@ -152,6 +166,9 @@ enum Place {
     Bundle(String),
     /// Decided by a variable, below this folder of the bundle.
     Below(String),
+    /// Decided by a variable from the start. Compose puts the project's folder in front of it even if its value is an
+    /// absolute path, so this is most likely data; to count it as bundle content would recreate its service each time.
+    Anywhere,
 }
 
 /// Where a bundle lies.
@@ -171,6 +188,7 @@ impl Ground<'_> {
         let known = if variable { literal.rsplit_once('/').map_or("", |(folder, _)| folder) } else { &literal };
         let known = clean(known);
         match (below(&known, &self.project), variable) {
+            (Some(""), true) => Ok(Place::Anywhere),
             (Some(folder), true) => Ok(Place::Below(folder.to_owned())),
             (Some(path), false) if self.bundle.digest_below(path).is_some() => Ok(Place::Bundle(path.to_owned())),
             (Some(_), false) => Err(
@@ -339,9 +357,25 @@ mod tests {
     }
 
     #[test]
+    fn a_mounted_value_that_compose_would_not_renew_is_a_warning() {
+        let warned = |definition: Value| {
+            let project = json!({"services": {"web": {"secrets": [{"source": "s"}]}}, "secrets": {"s": definition}});
+            let model = Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state").unwrap();
+            model.warnings.iter().any(|warning| warning.contains("old value"))
+        };
+        assert!(warned(json!({"environment": "PASSWORD"})));
+        assert!(warned(json!({"content": "x ${PASSWORD}"})));
+        assert!(!warned(json!({"content": "x $$"})));
+        assert!(!warned(json!({"file": "/elsewhere"})));
+    }
+
+    #[test]
     fn a_variable_within_the_bundle_counts_as_the_folder_it_is_below() {
         let model = model_in(DIR, &usual(), bind("/state/releases/r/conf/${X}/y")).unwrap();
         assert_eq!(model.services["web"].mounted, ["conf"]);
+        assert!(model.warnings[0].contains("variable"));
+        let model = model_in(DIR, &usual(), bind("/state/releases/r/${DATA}/y")).unwrap();
+        assert_eq!(model.services["web"].mounts, None);
         assert!(model.warnings[0].contains("variable"));
     }
 

@@ -276,6 +276,12 @@ mod tests {
     }
 
     #[test]
+    fn the_registrys_own_message_comes_through_whole() {
+        let said = "Error response from daemon: Head \"http://h:5000/v2/a/b/manifests/1\": no basic auth credentials";
+        assert_eq!(text(&format!("{said}\n")), said);
+    }
+
+    #[test]
     fn terminal_sequences_go() {
         let noisy = "\x1b[2K\x1b[1;31mred\x1b[0m\x1b]0;title\x07 a\x1b]8;;u\x1b\\b\x1b(Bc\u{9b}2Kd\x1b7e\x08\0f";
         assert_eq!(text(noisy), "red abcdef");

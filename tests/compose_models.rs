@@ -1,0 +1,111 @@
+//! What Docker Compose really said (`fixtures/compose/record.sh`), read as a model, for each version alike.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use monky_deployd::effects::bundle::Bundle;
+use monky_deployd::effects::compose_file;
+use monky_deployd::effects::failure::{Code, Refusal};
+use monky_deployd::effects::model::Model;
+
+const VERSIONS: [&str; 2] = ["2.26.1", "2.40.3"];
+
+fn fixtures() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/compose")
+}
+
+fn bundle(case: &str) -> Bundle {
+    let root = fixtures().join(case);
+    let mut files = BTreeMap::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+                files.insert(name, std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    Bundle::read(serde_json::json!({ "files": files }).to_string().as_bytes()).unwrap()
+}
+
+/// The model, which must be the same whatever version of Compose was asked.
+fn model(case: &str) -> Result<Model, Refusal> {
+    let [a, b] = VERSIONS.map(|version| {
+        let json = std::fs::read(fixtures().join(format!("{case}.{version}.json"))).unwrap();
+        Model::parse(&json, &bundle(case), "/state/releases/r", "/state")
+    });
+    assert_eq!(a, b, "the versions of Compose differ in {case}");
+    a
+}
+
+fn refused(case: &str) -> String {
+    let Refusal { code, detail } = model(case).unwrap_err();
+    assert_eq!(code, Code::ComposeRefused);
+    detail
+}
+
+#[test]
+fn mounts_of_every_form_are_told_from_each_other() {
+    assert_eq!(compose_file::check(&bundle("mounts")), Ok(()));
+    let model = model("mounts").unwrap();
+    let web = &model.services["web"];
+    assert_eq!(web.mounted, ["conf", "conf/app.toml", "conf/other.toml"]);
+    assert!(web.mounts.is_some());
+    assert_eq!((model.services["db"].mounts.as_ref(), model.services["db"].scale), (None, 1));
+    let [writable, inline, from_env] = model.warnings.as_slice() else { panic!("{:?}", model.warnings) };
+    assert!(writable.contains("/etc/app.toml") && writable.contains("writable"), "{writable}");
+    assert!(inline.contains("\"inline\"") && from_env.contains("\"from_env\""), "{inline} {from_env}");
+}
+
+#[test]
+fn variables_stay_what_they_are_and_stop_nothing() {
+    let model = model("variables").unwrap();
+    let web = &model.services["web"];
+    assert_eq!(web.image.as_deref(), Some("${REGISTRY:-harbor.example.com}/web:${TAG}"));
+    assert_eq!((web.scale, web.mounted.as_slice()), (1, ["conf".to_owned()].as_slice()));
+    assert_eq!(model.services["job"].scale, 1);
+    // Compose writes `${DATA_DIR}/more` as a path below the release, which it is not in the end.
+    assert!(model.warnings.iter().any(|warning| warning.contains("/state/releases/r/${DATA_DIR}/more")));
+}
+
+#[test]
+fn services_that_up_does_not_start_are_left_out() {
+    let model = model("profiles").unwrap();
+    assert_eq!(model.services.keys().collect::<Vec<_>>(), ["many", "web"]);
+    assert_eq!(model.services["many"].scale, 3);
+}
+
+#[test]
+fn included_and_extended_files_mount_from_their_own_folder() {
+    assert_eq!(compose_file::check(&bundle("includes")), Ok(()));
+    let model = model("includes").unwrap();
+    assert_eq!(model.services["helper"].mounted, ["sub/conf"]);
+    assert_eq!(model.services["web"].mounted, ["base/conf/b"]);
+}
+
+#[test]
+fn data_that_the_next_release_would_lose_is_refused() {
+    assert!(refused("not-in-bundle").contains("/state/releases/r/data"));
+    assert!(refused("climbs").contains("/state/releases/data"));
+    assert!(refused("disguised").contains("volume \"data\""));
+    let before_compose = compose_file::check(&bundle("climbs")).unwrap_err();
+    assert_eq!(before_compose.code, Code::ComposeRefused);
+}
+
+#[test]
+fn the_whole_release_may_be_mounted_with_a_warning() {
+    let model = model("whole").unwrap();
+    assert_eq!(model.services["web"].mounted, ["."]);
+    assert!(model.warnings[0].contains(".env"));
+}
+
+#[test]
+fn nothing_to_start_is_told_before_anything_is_leased() {
+    assert_eq!(model("nothing").unwrap_err().code, Code::ComposeInvalid);
+}
