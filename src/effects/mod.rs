@@ -10,6 +10,7 @@ pub mod bundle;
 pub mod containers;
 pub mod env_template;
 pub mod failure;
+pub mod local;
 pub mod manifest;
 pub mod meta;
 pub mod model;
