@@ -259,7 +259,7 @@ pub(super) fn loopback(host: &str) -> bool {
 /// A value as YAML that reads back as itself.
 pub(super) fn quoted(kind: Kind, text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_./:@-".contains(c);
-    let bare = !matches!(kind, Kind::Text | Kind::Path)
+    let bare = matches!(kind, Kind::Number(_) | Kind::Seconds(_) | Kind::Flag)
         || text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')
             && text.chars().all(plain)
             && !text.ends_with(':');

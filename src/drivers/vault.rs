@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use zeroize::Zeroizing;
@@ -158,12 +158,15 @@ struct Search {
 
 impl Search {
     fn new(forms: &[(Zeroizing<String>, String)]) -> Search {
-        // The first name of a form is its name. Ends of tokens make no difference to the order: every occurrence goes.
+        // The first name of a form is its name.
         let mut first: BTreeMap<&str, &str> = BTreeMap::new();
         for (form, marker) in forms {
             first.entry(form.as_str()).or_insert(marker);
         }
-        let automaton = AhoCorasick::builder().match_kind(MatchKind::Standard).build(first.keys()).ok();
+        // Of its kinds the one that stays small with long values: a private key is one, a whole file may be.
+        let kind = Some(AhoCorasickKind::ContiguousNFA);
+        let builder = AhoCorasick::builder().match_kind(MatchKind::Standard).kind(kind).build(first.keys());
+        let automaton = builder.ok();
         let mut patterns: Vec<(String, bool)> =
             first.iter().map(|(form, marker)| ((*marker).to_owned(), form.chars().count() < ANYWHERE)).collect();
         // A marker that itself spells a secret would give it away.

@@ -1,0 +1,199 @@
+//! Files that are whole: temp, fsync, rename, fsync of the directory.
+//!
+//! Invariant: after a failure or a crash at any point the old file or the new one is there, and what else may be left
+//! is a name that starts with [`TEMP`], which the next tick sweeps away.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+
+use crate::effects::Stamp;
+
+/// How the name of a file that is not finished starts.
+pub(super) const TEMP: &str = ".tmp-";
+
+/// What was being done to which path when the system said no.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} {path}: {source}", path = path.display())]
+pub struct Fail {
+    /// E.g. `write`.
+    pub doing: &'static str,
+    /// To this.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+impl Fail {
+    /// Whether space or quota ran out.
+    pub fn disk_full(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+}
+
+/// Says what an error happened to.
+pub(super) trait Doing<T> {
+    fn doing(self, doing: &'static str, path: &Path) -> Result<T, Fail>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, doing: &'static str, path: &Path) -> Result<T, Fail> {
+        self.map_err(|source| Fail { doing, path: path.to_owned(), source: source.into() })
+    }
+}
+
+/// A refusal of ours, in the same form as the system's.
+pub(super) fn refuse<T>(doing: &'static str, path: &Path, why: &str) -> Result<T, Fail> {
+    Err(io::Error::new(io::ErrorKind::InvalidInput, why.to_owned())).doing(doing, path)
+}
+
+/// Makes what was done to a directory's names durable.
+pub(super) fn sync_dir(dir: &Path) -> Result<(), Fail> {
+    File::open(dir).and_then(|dir| dir.sync_all()).doing("sync", dir)
+}
+
+/// Writes `dir/name` whole, mode 0600.
+pub(super) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), Fail> {
+    let path = dir.join(name);
+    let fill = || -> io::Result<()> {
+        let mut temp =
+            tempfile::Builder::new().prefix(TEMP).permissions(Permissions::from_mode(0o600)).tempfile_in(dir)?;
+        temp.write_all(bytes)?;
+        temp.as_file().sync_all()?;
+        temp.persist(&path).map_err(|e| e.error)?;
+        Ok(())
+    };
+    fill().doing("write", &path)?;
+    sync_dir(dir)
+}
+
+/// Writes a file of a folder that nobody else knows yet; it must not be there.
+pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Fail> {
+    let fill = || -> io::Result<()> {
+        let flags = OFlags::NOFOLLOW.bits().cast_signed();
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(path)?;
+        file.write_all(bytes)?;
+        // The umask takes part in `open`; here it does not.
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.sync_all()
+    };
+    fill().doing("write", path)
+}
+
+/// The content of a file of at most `max` bytes; none if there is none. Links are not followed.
+pub(super) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Fail> {
+    // Not to wait for a writer, should someone have put a pipe here.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file.doing("read", path)?,
+    };
+    let mut bytes = Vec::new();
+    file.take(max.saturating_add(1)).read_to_end(&mut bytes).doing("read", path)?;
+    if bytes.len() as u64 > max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {max} bytes")))
+            .doing("read", path);
+    }
+    Ok(Some(bytes))
+}
+
+/// Removes a file, durably; one that is not there is fine.
+pub(super) fn remove(dir: &Path, name: &str) -> Result<(), Fail> {
+    let path = dir.join(name);
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        done => done.doing("remove", &path)?,
+    }
+    sync_dir(dir)
+}
+
+/// Removes whatever is there, a link itself and not what it points to; nothing there is fine.
+pub(super) fn remove_any(path: &Path) -> Result<(), Fail> {
+    let gone = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match gone {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        gone => gone.doing("remove", path),
+    }
+}
+
+/// Moves a file that cannot be used to `NAME.corrupt-<seconds>`, over nothing else; gives the new name.
+pub(super) fn set_aside(dir: &Path, name: &str, now: Stamp) -> Result<String, Fail> {
+    let from = dir.join(name);
+    for attempt in 0..1000 {
+        let more = if attempt == 0 { String::new() } else { format!(".{attempt}") };
+        let aside = format!("{name}.corrupt-{}{more}", now.0.div_euclid(1000));
+        let to = dir.join(&aside);
+        let moved = match renameat_with(CWD, &from, CWD, &to, RenameFlags::NOREPLACE).map_err(io::Error::from) {
+            // Some network file systems know no flags. Only this process moves files here: looking first is enough.
+            Err(e) if unsupported(&e) && fs::symlink_metadata(&to).is_err() => fs::rename(&from, &to),
+            Err(e) if unsupported(&e) => continue,
+            moved => moved,
+        };
+        match moved {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            moved => {
+                moved.doing("set aside", &from)?;
+                return sync_dir(dir).map(|()| aside);
+            }
+        }
+    }
+    refuse("set aside", &from, "a thousand files of this name and second are there already")
+}
+
+/// Whether a file system does not know a flag of `renameat2`.
+pub(super) fn unsupported(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
+}
+
+/// Makes a directory for this user alone. One that is there is tightened if it is ours; gives a note when it was wider.
+pub(super) fn private_dir(dir: &Path) -> Result<Option<String>, Fail> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.doing("make the directory", dir)?,
+    }
+    if !fs::metadata(dir).doing("look at", dir)?.is_dir() {
+        return Err(io::Error::from(io::ErrorKind::NotADirectory)).doing("use", dir);
+    }
+    tighten(dir, 0o700)
+}
+
+/// Takes a file or directory of this user's away from all others; gives a note when others had access.
+pub(super) fn tighten(path: &Path, mode: u32) -> Result<Option<String>, Fail> {
+    let found = fs::metadata(path).doing("look at", path)?;
+    let was = found.mode() & 0o7777;
+    if was & 0o077 == 0 {
+        return Ok(None);
+    }
+    let shown = path.display();
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Ok(Some(format!("{shown} belongs to uid {} and has mode {was:04o}; make it {mode:04o}", found.uid())));
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode)).doing("tighten", path)?;
+    Ok(Some(format!("{shown} had mode {was:04o}, open to others; it is {mode:04o} now")))
+}
+
+/// The names in a directory, in order; those that are not UTF-8 are not ours and left out. No directory: no names.
+pub(super) fn names(dir: &Path) -> Result<Vec<String>, Fail> {
+    let found = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found.doing("list", dir)?,
+    };
+    let mut names = Vec::new();
+    for entry in found {
+        names.extend(entry.doing("list", dir)?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Removes what a dead tick left unfinished in a directory. Only for the holder of the lock.
+pub(super) fn sweep(dir: &Path) -> Result<(), Fail> {
+    names(dir)?.iter().filter(|name| name.starts_with(TEMP)).try_for_each(|name| remove_any(&dir.join(name)))
+}

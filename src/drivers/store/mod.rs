@@ -1,0 +1,435 @@
+//! The state directory: everything that the agent keeps on the box.
+//!
+//! Invariants: whoever writes holds the kernel lock on `lock`; every file is a whole old or a whole new one; what
+//! cannot be read as what it should be is set aside, told, and never in the way of the next tick. Values of secrets
+//! go from here to the vault and back, and nowhere else.
+
+mod files;
+mod releases;
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use super::vault::{Secret, Slot, Vault};
+use crate::effects::local::LocalFacts;
+use crate::effects::report::Report;
+use crate::effects::state::{State, TokenSource};
+use crate::effects::{GrantName, Lease, Scrubbed, Stamp, StoreFault};
+pub use files::Fail;
+use files::{Doing, refuse};
+pub use releases::{ENV, OVERRIDE};
+
+const STATE: &str = "state.json";
+const TOKEN: &str = "token.json";
+const GRANT: &str = "grant.json";
+const BOOTSTRAP: &str = "bootstrap.jwt";
+const OUTBOX: &str = "outbox";
+const DOCKER: &str = "docker";
+const RECORDINGS: &str = "recordings";
+const FOLDERS: [&str; 4] = ["releases", OUTBOX, DOCKER, RECORDINGS];
+
+/// The largest file that is read as state or report (bytes).
+const MAX_FILE: u64 = 16 * 1024 * 1024;
+/// The largest file that is read as a token or grant (bytes).
+const MAX_SECRET: u64 = 256 * 1024;
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another tick is at work.
+    #[error("another tick holds the lock of {dir}{}", by.map(|pid| format!(" (process {pid})")).unwrap_or_default(), dir = dir.display())]
+    Locked {
+        /// Which state directory.
+        dir: PathBuf,
+        /// Which process, as it wrote into the lock file: for people, it may be wrong.
+        by: Option<u32>,
+    },
+    /// The system said no.
+    #[error("{0}; look at the owner, mode and mount of the state directory")]
+    System(#[from] Fail),
+}
+
+/// What was found at the start.
+#[derive(Debug)]
+pub struct Loaded {
+    /// `state.json`, or a new one.
+    pub state: State,
+    /// What else is there.
+    pub local: LocalFacts,
+    /// What a person should know: what was set aside, tightened or ignored.
+    pub notes: Vec<String>,
+}
+
+/// The state directory.
+pub struct Store {
+    dir: PathBuf,
+    vault: Arc<Vault>,
+    notes: Vec<String>,
+    /// Held until the store is dropped; none: only for reading. Children don't get it (CLOEXEC).
+    lock: Option<File>,
+}
+
+/// `token.json`.
+#[derive(Serialize, Deserialize)]
+struct TokenFile {
+    client_token: Zeroizing<String>,
+    #[serde(default)]
+    accessor: Option<String>,
+    source: TokenSource,
+    saved_at: Stamp,
+}
+
+/// `grant.json`.
+#[derive(Serialize, Deserialize)]
+struct GrantFile {
+    grant: Zeroizing<String>,
+    lease_id: String,
+    #[serde(default)]
+    role: Option<String>,
+    #[serde(default)]
+    expires_at: Option<Stamp>,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread is just starting holds the lock until it runs its program.
+        let _ = self.lock.as_ref().map(File::unlock);
+    }
+}
+
+impl Store {
+    /// Opens the state directory for a tick: makes it and its folders if need be, takes the lock, and sweeps away what
+    /// a tick that died had not finished. Its parent must be there.
+    pub fn open(dir: &Path, vault: Arc<Vault>) -> Result<Store, StoreError> {
+        let mut notes = Vec::new();
+        notes.extend(files::private_dir(dir)?);
+        let lock = lock(dir)?;
+        for folder in FOLDERS {
+            notes.extend(files::private_dir(&dir.join(folder))?);
+        }
+        let store = Store { dir: dir.to_owned(), vault, notes, lock: Some(lock) };
+        store.sweep()?;
+        store.close_plugins()?;
+        Ok(store)
+    }
+
+    /// Opens the state directory to look at it: without the lock, and nothing is made, moved or removed. A directory
+    /// that is not there is an empty one.
+    pub fn open_read_only(dir: &Path, vault: Arc<Vault>) -> Store {
+        Store { dir: dir.to_owned(), vault, notes: Vec::new(), lock: None }
+    }
+
+    /// The state directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The folder for `DOCKER_CONFIG`.
+    pub fn docker_config_dir(&self) -> PathBuf {
+        self.dir.join(DOCKER)
+    }
+
+    /// Reads everything; secrets go to the vault. What is corrupt is set aside under the time `now` (when only
+    /// looking: ignored), with a note.
+    pub fn load_state(&self, now: Stamp) -> Result<Loaded, StoreError> {
+        let mut notes = self.notes.clone();
+        let state = self.load(&self.dir, STATE, MAX_FILE, now, &mut notes, read_state)?.unwrap_or_default();
+        let mut secret = |name: &str, slot: Slot, parse: fn(&[u8]) -> Result<Secret, String>| {
+            self.close(name, &mut notes)?;
+            let value = self.load(&self.dir, name, MAX_SECRET, now, &mut notes, parse)?;
+            Ok::<bool, Fail>(value.map(|value| self.vault.put(slot, value)).is_some())
+        };
+        let local = LocalFacts {
+            has_token: secret(TOKEN, Slot::SavedToken, |bytes| {
+                json(bytes).and_then(|file: TokenFile| value(&file.client_token))
+            })?,
+            has_grant: secret(GRANT, Slot::LeaseGrant, |bytes| {
+                json(bytes).and_then(|file: GrantFile| value(&file.grant))
+            })?,
+            has_bootstrap: secret(BOOTSTRAP, Slot::BootstrapGrant, |bytes| {
+                value(std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?)
+            })?,
+            releases: self.staged()?,
+            current: self.current(),
+            outbox: self.outbox(now, &mut notes)?,
+            docker_config: self.docker_config_dir().join("config.json").is_file(),
+        };
+        Ok(Loaded { state, local, notes })
+    }
+
+    /// Writes `state.json`.
+    pub fn save_state(&self, state: &State) -> Result<(), StoreFault> {
+        self.writing(|| self.write_json(&self.dir, STATE, state))
+    }
+
+    /// Writes the vault's candidate to `token.json`; it is the saved token then, and the one before it the replaced.
+    pub fn save_token(&self, source: TokenSource, accessor: Option<&str>, now: Stamp) -> Result<(), StoreFault> {
+        self.writing(|| {
+            let file = self.vault.with(&Slot::Candidate, |token| TokenFile {
+                client_token: Zeroizing::new(token.to_owned()),
+                accessor: accessor.map(str::to_owned),
+                source,
+                saved_at: now,
+            });
+            let Some(file) = file else { return refuse("write", &self.dir.join(TOKEN), "there is no new token") };
+            self.write_json(&self.dir, TOKEN, &file)?;
+            self.vault.candidate_was_saved();
+            Ok(())
+        })
+    }
+
+    /// Writes the vault's leased grant to `grant.json`.
+    pub fn save_grant(&self, lease: &Lease) -> Result<(), StoreFault> {
+        self.writing(|| {
+            let file = self.vault.with(&Slot::LeaseGrant, |grant| GrantFile {
+                grant: Zeroizing::new(grant.to_owned()),
+                lease_id: lease.lease_id.clone(),
+                role: lease.role.clone(),
+                expires_at: lease.expires_at,
+            });
+            let Some(file) = file else { return refuse("write", &self.dir.join(GRANT), "there is no new grant") };
+            self.write_json(&self.dir, GRANT, &file)
+        })
+    }
+
+    /// Forgets a grant, on disk and in the vault.
+    pub fn drop_grant(&self, grant: GrantName) -> Result<(), StoreFault> {
+        let (name, slot) = match grant {
+            GrantName::Bootstrap => (BOOTSTRAP, Slot::BootstrapGrant),
+            GrantName::Lease => (GRANT, Slot::LeaseGrant),
+        };
+        self.writing(|| {
+            files::remove(&self.dir, name)?;
+            drop(self.vault.take(&slot));
+            Ok(())
+        })
+    }
+
+    /// Stores the one-time bootstrap grant, trimmed. It must be one printable word.
+    pub fn save_bootstrap(&self, text: &str) -> Result<(), StoreFault> {
+        self.writing(|| match value(text) {
+            Err(why) => refuse("write", &self.dir.join(BOOTSTRAP), &format!("the grant is {why}")),
+            Ok(secret) => {
+                files::write(&self.dir, BOOTSTRAP, secret.expose().as_bytes())?;
+                self.vault.put(Slot::BootstrapGrant, secret);
+                Ok(())
+            }
+        })
+    }
+
+    /// Puts a report into the outbox.
+    pub fn save_report(&self, report: &Report) -> Result<(), StoreFault> {
+        self.writing(|| self.write_json(&self.dir.join(OUTBOX), &report_name(&report.report_id)?, report))
+    }
+
+    /// Takes a report out of the outbox; one that is not there is fine.
+    pub fn drop_report(&self, report_id: &str) -> Result<(), StoreFault> {
+        self.writing(|| {
+            let name = report_name(report_id)?;
+            files::remove(&self.dir.join(OUTBOX), &name)
+        })
+    }
+
+    /// A report of the outbox; none if it is not there (or corrupt, which the next start sets aside).
+    pub fn load_report(&self, report_id: &str) -> Result<Option<Report>, StoreFault> {
+        self.fallible(|| {
+            let bytes = files::read(&self.dir.join(OUTBOX).join(report_name(report_id)?), MAX_FILE)?;
+            Ok(bytes.and_then(|bytes| json(&bytes).ok()))
+        })
+    }
+
+    /// Writes `docker/config.json`. Docker runs what lies in `cli-plugins` beside it, so nothing may.
+    pub fn write_docker_config(&self, text: &str) -> Result<(), StoreFault> {
+        self.writing(|| {
+            self.close_plugins()?;
+            files::write(&self.docker_config_dir(), "config.json", text.as_bytes())
+        })
+    }
+
+    /// Keeps a recording; of all recordings only the last `keep` by name stay, so names start with a time.
+    pub fn save_recording(&self, name: &str, bytes: &[u8], keep: usize) -> Result<(), StoreFault> {
+        let dir = self.dir.join(RECORDINGS);
+        self.writing(|| {
+            let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+            if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+                return refuse("write", &dir.join(name), "no name for a recording");
+            }
+            files::write(&dir, name, bytes)?;
+            let mut names = files::names(&dir)?;
+            names.retain(|name| !name.starts_with('.'));
+            let old = names.len().saturating_sub(keep.max(1));
+            names.iter().take(old).try_for_each(|name| files::remove_any(&dir.join(name)))
+        })
+    }
+
+    /// The recordings that are kept, oldest first.
+    pub fn recordings(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let dir = self.dir.join(RECORDINGS);
+        let names = files::names(&dir)?;
+        Ok(names.iter().filter(|name| !name.starts_with('.')).map(|name| dir.join(name)).collect())
+    }
+
+    /// Runs something that may fail, and tells it in the machine's words.
+    fn fallible<T>(&self, run: impl FnOnce() -> Result<T, Fail>) -> Result<T, StoreFault> {
+        run().map_err(|fail| StoreFault {
+            disk_full: fail.disk_full(),
+            detail: Scrubbed::new(self.vault.as_ref(), &fail.to_string()),
+        })
+    }
+
+    /// Runs something that writes, which only the holder of the lock may.
+    fn writing<T>(&self, run: impl FnOnce() -> Result<T, Fail>) -> Result<T, StoreFault> {
+        self.fallible(|| match self.lock {
+            Some(_) => run(),
+            None => refuse("write", &self.dir, "the state directory was opened to look at it only"),
+        })
+    }
+
+    fn write_json(&self, dir: &Path, name: &str, content: &impl Serialize) -> Result<(), Fail> {
+        let text = serde_json::to_vec_pretty(content).map_err(io::Error::from).doing("write", &dir.join(name))?;
+        let text = Zeroizing::new(text);
+        files::write(dir, name, &text)
+    }
+
+    /// Reads a file as what it should be. What is none is set aside.
+    fn load<T>(
+        &self,
+        dir: &Path,
+        name: &str,
+        max: u64,
+        now: Stamp,
+        notes: &mut Vec<String>,
+        parse: impl FnOnce(&[u8]) -> Result<T, String>,
+    ) -> Result<Option<T>, Fail> {
+        let corrupt = match files::read(&dir.join(name), max) {
+            Ok(None) => return Ok(None),
+            Ok(Some(bytes)) => match parse(&Zeroizing::new(bytes)) {
+                Ok(content) => return Ok(Some(content)),
+                Err(why) => why,
+            },
+            // A folder, a link or a monster where the file should be is as corrupt as nonsense in it.
+            Err(fail) => match fs::symlink_metadata(dir.join(name)) {
+                Ok(found) if !found.is_file() => "no file".to_owned(),
+                _ if fail.source.kind() == io::ErrorKind::FileTooLarge => fail.source.to_string(),
+                _ => return Err(fail),
+            },
+        };
+        let shown = dir.join(name).display().to_string();
+        if self.lock.is_none() {
+            notes.push(format!("{shown} is {corrupt}; the next tick sets it aside"));
+        } else {
+            let aside = files::set_aside(dir, name, now)?;
+            notes.push(format!("{shown} is {corrupt}: set aside as {aside}, going on without it"));
+        }
+        Ok(None)
+    }
+
+    /// Takes a secret file away from others.
+    fn close(&self, name: &str, notes: &mut Vec<String>) -> Result<(), Fail> {
+        let path = self.dir.join(name);
+        if self.lock.is_some() && fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
+            notes.extend(files::tighten(&path, 0o600)?);
+        }
+        Ok(())
+    }
+
+    fn outbox(&self, now: Stamp, notes: &mut Vec<String>) -> Result<Vec<String>, Fail> {
+        let dir = self.dir.join(OUTBOX);
+        let mut waiting = Vec::new();
+        for name in files::names(&dir)? {
+            let Some(id) = name.strip_suffix(".json").filter(|id| !id.starts_with('.')) else { continue };
+            let report = self.load(&dir, &name, MAX_FILE, now, notes, |bytes| {
+                let report: Report = json(bytes)?;
+                let named = report_name(&report.report_id).is_ok() && report.report_id == id;
+                if named { Ok(report) } else { Err("a report with another id than its name".to_owned()) }
+            })?;
+            waiting.extend(report.map(|report| (report.at, report.report_id)));
+        }
+        waiting.sort();
+        Ok(waiting.into_iter().map(|(_, id)| id).collect())
+    }
+
+    fn sweep(&self) -> Result<(), Fail> {
+        files::sweep(&self.dir)?;
+        FOLDERS.iter().try_for_each(|folder| files::sweep(&self.dir.join(folder)))?;
+        self.staged()?.iter().try_for_each(|sha| files::sweep(&self.release_dir(sha)))
+    }
+
+    fn close_plugins(&self) -> Result<(), Fail> {
+        files::remove_any(&self.docker_config_dir().join("cli-plugins"))
+    }
+}
+
+/// Takes the kernel's lock. The file stays for ever: what was locked and then removed would lock nobody out.
+fn lock(dir: &Path) -> Result<File, StoreError> {
+    let path = dir.join("lock");
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+    let mut file = options.open(&path).doing("open", &path)?;
+    match file.try_lock() {
+        Ok(()) => {
+            // Who it is, for people; the lock itself does not depend on it, so a full disk is no obstacle.
+            let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+            Ok(file)
+        }
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            let read = file.take(32).read_to_string(&mut text);
+            Err(StoreError::Locked { dir: dir.to_owned(), by: read.ok().and_then(|_| text.trim().parse().ok()) })
+        }
+        Err(TryLockError::Error(source)) => Err(Fail { doing: "lock", path, source }.into()),
+    }
+}
+
+/// The name of a report's file. An id is letters, digits and dashes.
+fn report_name(id: &str) -> Result<String, Fail> {
+    let fits = (1..=64).contains(&id.len()) && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if fits { Ok(format!("{id}.json")) } else { refuse("use", Path::new(OUTBOX), "no id of a report") }
+}
+
+/// JSON, or why not. Nothing of the content is in the words: it may be a secret.
+fn json<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
+    if bytes.is_empty() {
+        return Err("empty".to_owned());
+    }
+    serde_json::from_slice(bytes).map_err(|e| {
+        let what = if e.is_data() { "not what it should hold" } else { "not whole JSON" };
+        format!("{what} (line {}, column {})", e.line(), e.column())
+    })
+}
+
+/// A token or grant: one printable word.
+fn value(text: &str) -> Result<Secret, String> {
+    match text.trim() {
+        "" => Err("empty".to_owned()),
+        word if word.chars().any(|c| c.is_control() || c.is_whitespace()) => {
+            Err("more than one printable word".to_owned())
+        }
+        word => Ok(Secret::new(word.to_owned())),
+    }
+}
+
+fn read_state(bytes: &[u8]) -> Result<State, String> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: Option<u64>,
+    }
+    // First the format: a newer one is not even looked at.
+    match json::<Format>(bytes)?.format {
+        Some(format) if format > u64::from(State::FORMAT) => {
+            Err(format!("of format {format}, written by a newer agent (this one knows {})", State::FORMAT))
+        }
+        _ => json(bytes).map(|state| State { format: State::FORMAT, ..state }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! `releases/<sha>` and `current`.
+//!
+//! Invariant: a folder named by a sha was complete and on disk before it got that name, and `current` points to such a
+//! folder at every moment. No name from a bundle leads out of its folder.
+//!
+//! The state directory is closed to others (0700), but what is *in* a release is 0755 and 0644: services mount these
+//! files, and a container's user is not ours. `.env` and the override, which nothing mounts, are 0600.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::Store;
+use super::files::{self, Doing, Fail, TEMP, refuse};
+use crate::effects::{Sha, StoreFault};
+
+/// The variables of a release.
+pub const ENV: &str = ".env";
+/// The generated override of a release.
+pub const OVERRIDE: &str = ".monky-deployd.yaml";
+/// What stands in the override until it is generated.
+const EMPTY_OVERRIDE: &str = "services: {}\n";
+/// More than a bundle's file may have.
+const MAX_FILE: u64 = 16 * 1024 * 1024;
+
+impl Store {
+    /// Where a release is, or would be.
+    pub fn release_dir(&self, sha: &Sha) -> PathBuf {
+        self.releases().join(sha.as_str())
+    }
+
+    /// The stable path of the promoted release.
+    pub fn current_dir(&self) -> PathBuf {
+        self.dir.join("current")
+    }
+
+    pub(super) fn releases(&self) -> PathBuf {
+        self.dir.join("releases")
+    }
+
+    /// The release folders that are there.
+    pub(super) fn staged(&self) -> Result<Vec<Sha>, Fail> {
+        let shas = files::names(&self.releases())?.into_iter().filter_map(|name| Sha::try_from(name).ok());
+        Ok(shas.filter(|sha| is_real_dir(&self.release_dir(sha))).collect())
+    }
+
+    /// The release that `current` points to, if it is one of ours and there.
+    pub(super) fn current(&self) -> Option<Sha> {
+        let target = fs::read_link(self.current_dir()).ok()?;
+        let sha = Sha::try_from(target.strip_prefix("releases").ok()?.to_str()?.to_owned()).ok()?;
+        is_real_dir(&self.release_dir(&sha)).then_some(sha)
+    }
+
+    /// Unpacks a bundle into `releases/<sha>`, with an empty `.env` and an override that changes nothing. A folder that
+    /// holds just these files already is kept as it is; one that differs is replaced in one step, and keeps its `.env`
+    /// and override (it may be the current one).
+    pub fn stage_bundle<'a>(
+        &self,
+        sha: &Sha,
+        bundle: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> Result<(), StoreFault> {
+        let bundle: Vec<_> = bundle.into_iter().collect();
+        self.writing(|| {
+            let target = self.release_dir(sha);
+            for (path, _) in &bundle {
+                safe_parts(path)?;
+            }
+            if is_real_dir(&target) && holds(&target, &bundle) {
+                return Ok(());
+            }
+            let built = tempfile::Builder::new().prefix(TEMP).tempdir_in(self.releases());
+            let built = built.doing("make a folder in", &self.releases())?;
+            build(built.path(), &bundle, &target)?;
+            put_in_place(built.path(), &target)?;
+            // After an exchange the old folder has the temporary name. If it can't be removed now, the next tick sweeps.
+            let _ = files::remove_any(&built.keep());
+            files::sync_dir(&self.releases())
+        })
+    }
+
+    /// Completes a staged release.
+    pub fn write_release(&self, sha: &Sha, env: &str, override_yaml: &str) -> Result<(), StoreFault> {
+        let dir = self.release_dir(sha);
+        self.writing(|| {
+            files::write(&dir, ENV, env.as_bytes())?;
+            files::write(&dir, OVERRIDE, override_yaml.as_bytes())
+        })
+    }
+
+    /// Points `current` at a release, in one step.
+    pub fn promote(&self, sha: &Sha) -> Result<(), StoreFault> {
+        let (dir, link) = (self.release_dir(sha), self.current_dir());
+        self.writing(|| {
+            if !is_real_dir(&dir) {
+                return refuse("promote", &dir, "no such release; it must be staged first");
+            }
+            if is_real_dir(&link) {
+                return refuse("replace", &link, "it must be a link, but is a directory: move it away");
+            }
+            let temp = self.dir.join(format!("{TEMP}current-{}", sha.short()));
+            files::remove_any(&temp)?;
+            symlink(Path::new("releases").join(sha.as_str()), &temp).doing("link", &temp)?;
+            fs::rename(&temp, &link).doing("switch", &link)?;
+            files::sync_dir(&self.dir)
+        })
+    }
+
+    /// Removes every release but those to keep and the current one, and what dead ticks left unfinished.
+    pub fn prune_releases(&self, keep: &[Sha]) -> Result<(), StoreFault> {
+        self.writing(|| {
+            let keep: BTreeSet<&Sha> = keep.iter().collect();
+            // If `current` can't be made sense of, nothing is known to be unneeded.
+            let current = self.current();
+            if current.is_none() && fs::symlink_metadata(self.current_dir()).is_ok() {
+                return refuse("read", &self.current_dir(), "it is no link to a release; nothing was removed");
+            }
+            for sha in self.staged()?.iter().filter(|sha| !keep.contains(sha) && Some(*sha) != current.as_ref()) {
+                // A folder that is half removed must not look like a release.
+                let going = self.releases().join(format!("{TEMP}old-{sha}"));
+                files::remove_any(&going)?;
+                let dir = self.release_dir(sha);
+                fs::rename(&dir, &going).doing("remove", &dir)?;
+            }
+            self.sweep()
+        })
+    }
+}
+
+/// Whether this is a directory itself, not a link to one.
+fn is_real_dir(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+/// The parts of a bundle's path. Bundles are checked when they are read; this is the second lock on the same door.
+fn safe_parts(path: &str) -> Result<Vec<&str>, Fail> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let bad = |part: &&str| matches!(*part, "" | "." | "..") || part.chars().any(|c| c.is_control() || c == '\\');
+    let ours = parts.first().is_some_and(|first| [ENV, OVERRIDE].iter().any(|name| first.eq_ignore_ascii_case(name)));
+    if parts.iter().any(bad) || ours {
+        return refuse("write", Path::new(path), "a bundle may not hold a file of this name");
+    }
+    Ok(parts)
+}
+
+/// Writes a whole release into an empty folder, and to the disk.
+fn build(dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
+    // Deepest last: a folder's names are synced after all of them are there.
+    let mut folders = BTreeSet::from([dir.to_owned()]);
+    for (path, content) in bundle {
+        let mut at = dir.to_owned();
+        let parts = safe_parts(path)?;
+        let (name, above) = parts.split_last().map_or(("", [].as_slice()), |(name, above)| (*name, above));
+        for part in above {
+            at.push(part);
+            if !folders.contains(&at) {
+                DirBuilder::new().mode(0o700).create(&at).doing("make the folder", &at)?;
+                folders.insert(at.clone());
+            }
+        }
+        files::write_new(&at.join(name), content, 0o644)?;
+    }
+    for (name, fallback) in [(ENV, ""), (OVERRIDE, EMPTY_OVERRIDE)] {
+        let kept = files::read(&old.join(name), MAX_FILE).ok().flatten();
+        let kept = kept.map(zeroize::Zeroizing::new);
+        files::write_new(&dir.join(name), kept.as_deref().map_or(fallback.as_bytes(), Vec::as_slice), 0o600)?;
+    }
+    for folder in folders.iter().rev() {
+        fs::set_permissions(folder, Permissions::from_mode(0o755)).doing("open", folder)?;
+        files::sync_dir(folder)?;
+    }
+    Ok(())
+}
+
+/// Gives a complete folder its name. If the name is taken the two are exchanged.
+fn put_in_place(built: &Path, target: &Path) -> Result<(), Fail> {
+    match fs::symlink_metadata(target) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return fs::rename(built, target).doing("name", target),
+        found => drop(found.doing("look at", target)?),
+    }
+    match renameat_with(CWD, built, CWD, target, RenameFlags::EXCHANGE).map_err(io::Error::from) {
+        Err(e) if files::unsupported(&e) => {
+            // Without an exchange the name is free for a moment. A crash just then costs a new staging, not the old
+            // content: containers hold what they mounted.
+            let away =
+                target.with_file_name(format!("{TEMP}torn-{}", target.file_name().unwrap_or_default().display()));
+            files::remove_any(&away)?;
+            fs::rename(target, &away).doing("replace", target)?;
+            fs::rename(built, target).doing("name", target)?;
+            files::remove_any(&away)
+        }
+        exchanged => exchanged.doing("exchange", target),
+    }
+}
+
+/// Whether a folder holds exactly these files, readable by containers, beside `.env` and the override.
+fn holds(dir: &Path, bundle: &[(&str, &[u8])]) -> bool {
+    let mut there = BTreeSet::new();
+    if list(dir, "", &mut there).is_err() {
+        return false;
+    }
+    let ours = [ENV, OVERRIDE].iter().all(|name| there.remove(*name));
+    let same = |(path, content): &(&str, &[u8])| {
+        let found = files::read(&dir.join(path), MAX_FILE);
+        there.remove(*path) && matches!(found, Ok(Some(found)) if found == *content)
+    };
+    ours && bundle.iter().all(same) && there.is_empty()
+}
+
+/// Every path in a folder that is no folder itself.
+fn list(dir: &Path, prefix: &str, out: &mut BTreeSet<String>) -> Result<(), Fail> {
+    for name in files::names(dir)? {
+        let path = dir.join(&name);
+        if is_real_dir(&path) {
+            list(&path, &format!("{prefix}{name}/"), out)?;
+        } else {
+            out.insert(format!("{prefix}{name}"));
+        }
+    }
+    Ok(())
+}
