@@ -26,11 +26,11 @@ use crate::effects::bundle::{Bundle, ReadError};
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::manifest::Scope;
 use crate::effects::model::Model;
-use crate::effects::registry_auth::{EMPTY_DOCKER_CONFIG, RegistryAuth};
+use crate::effects::registry_auth::{RegistryAuth, empty_docker_config};
 use crate::effects::{
-    Ask, BaoFault, BundleFacts, BundleFault, CallFault, ComposeFault, Effect, Event, FetchBundle, GrantName, Lease,
-    LeaseFault, Login, Op, ReadModel, ReadSecret, SaveToken, Scrub, Scrubbed, SecretFacts, SecretFault, Sha,
-    StageBundle, Stamp, StoreFault, TokenFacts, TokenName, ValueFact, ValueUse, Wanted, WriteRelease,
+    BaoFault, BundleFacts, BundleFault, CallFault, ComposeFault, Effect, Event, FetchBundle, GrantName, Lease,
+    LeaseFault, Login, Op, ReadModel, ReadSecret, SaveToken, Scrubbed, SecretFacts, SecretFault, Sha, StageBundle,
+    Stamp, StoreFault, TokenFacts, TokenName, ValueFact, ValueUse, Wanted, WriteRelease,
 };
 
 /// So many effects are carried out at the same time.
@@ -297,7 +297,7 @@ impl World {
         };
         match config.flatten() {
             Some(config) => self.store.write_docker_config(&config),
-            None => self.store.write_docker_config(EMPTY_DOCKER_CONFIG),
+            None => self.store.write_docker_config(empty_docker_config()),
         }
     }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::vault::{Secret, Slot, Vault};
-use crate::effects::local::LocalFacts;
+use crate::effects::local::{GrantFacts, LocalFacts};
 use crate::effects::report::Report;
 use crate::effects::state::{State, TokenSource};
 use crate::effects::{GrantName, Lease, Scrubbed, Stamp, StoreFault};
@@ -141,27 +141,41 @@ impl Store {
     pub fn load_state(&self, now: Stamp) -> Result<Loaded, StoreError> {
         let mut notes = self.notes.clone();
         let state = self.load(&self.dir, STATE, MAX_FILE, now, &mut notes, read_state)?.unwrap_or_default();
-        let mut secret = |name: &str, slot: Slot, parse: fn(&[u8]) -> Result<Secret, String>| {
-            self.close(name, &mut notes)?;
-            let value = self.load(&self.dir, name, MAX_SECRET, now, &mut notes, parse)?;
-            Ok::<bool, Fail>(value.map(|value| self.vault.put(slot, value)).is_some())
-        };
         let local = LocalFacts {
-            has_token: secret(TOKEN, Slot::SavedToken, |bytes| {
-                json(bytes).and_then(|file: TokenFile| value(&file.client_token))
+            token: self.load_secret(TOKEN, Slot::SavedToken, now, &mut notes, |bytes| {
+                let file: TokenFile = json(bytes)?;
+                Ok((value(&file.client_token)?, file.source))
             })?,
-            has_grant: secret(GRANT, Slot::LeaseGrant, |bytes| {
-                json(bytes).and_then(|file: GrantFile| value(&file.grant))
+            grant: self.load_secret(GRANT, Slot::LeaseGrant, now, &mut notes, |bytes| {
+                let file: GrantFile = json(bytes)?;
+                Ok((value(&file.grant)?, GrantFacts { expires_at: file.expires_at, role: file.role }))
             })?,
-            has_bootstrap: secret(BOOTSTRAP, Slot::BootstrapGrant, |bytes| {
-                value(std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?)
-            })?,
+            bootstrap: self
+                .load_secret(BOOTSTRAP, Slot::BootstrapGrant, now, &mut notes, |bytes| {
+                    Ok((value(std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?)?, ()))
+                })?
+                .is_some(),
             releases: self.staged()?,
             current: self.current(),
             outbox: self.outbox(now, &mut notes)?,
-            docker_config: self.docker_config_dir().join("config.json").is_file(),
         };
         Ok(Loaded { state, local, notes })
+    }
+
+    /// Reads a file with a secret into the vault; what else is known of it comes back.
+    fn load_secret<T>(
+        &self,
+        name: &str,
+        slot: Slot,
+        now: Stamp,
+        notes: &mut Vec<String>,
+        parse: fn(&[u8]) -> Result<(Secret, T), String>,
+    ) -> Result<Option<T>, Fail> {
+        self.close(name, notes)?;
+        Ok(self.load(&self.dir, name, MAX_SECRET, now, notes, parse)?.map(|(secret, facts)| {
+            self.vault.put(slot, secret);
+            facts
+        }))
     }
 
     /// Writes `state.json`.

@@ -226,7 +226,7 @@ fn what_is_saved_is_loaded_by_the_next_tick_and_closed_to_others() {
     let loaded = store.load_state(NOW).unwrap();
     assert_eq!((loaded.state, loaded.notes), (state, vec![]));
     let local = loaded.local;
-    assert!(local.has_token && local.has_grant && local.has_bootstrap && local.docker_config);
+    assert!(local.token.is_some() && local.grant.is_some() && local.bootstrap);
     assert_eq!(local.outbox, ["a2", "b2", "a1"]);
     assert_eq!(next.lent(Slot::SavedToken).as_deref(), Some("s.new"));
     assert_eq!(next.lent(Slot::LeaseGrant).as_deref(), Some("lease.grant.jwt"));
@@ -240,7 +240,7 @@ fn what_is_saved_is_loaded_by_the_next_tick_and_closed_to_others() {
     store.drop_grant(GrantName::Lease).unwrap();
     assert_eq!(store.load_report("b2").unwrap(), None);
     let local = store.load_state(NOW).unwrap().local;
-    assert!(!local.has_grant && !local.has_bootstrap && local.has_token);
+    assert!(local.grant.is_none() && !local.bootstrap && local.token.is_some());
     assert!(!next.vault.has(&Slot::LeaseGrant) && !next.vault.has(&Slot::BootstrapGrant));
 }
 
@@ -328,7 +328,7 @@ fn a_secret_file_open_to_others_is_tightened_and_told() {
     b.write("bootstrap.jwt", "boot.strap.jwt\n");
     fs::set_permissions(b.dir().join("bootstrap.jwt"), fs::Permissions::from_mode(0o644)).unwrap();
     let loaded = store.load_state(NOW).unwrap();
-    assert!(loaded.local.has_bootstrap && loaded.notes[0].contains("had mode 0644"), "{:?}", loaded.notes);
+    assert!(loaded.local.bootstrap && loaded.notes[0].contains("had mode 0644"), "{:?}", loaded.notes);
     assert_eq!(b.tree()["bootstrap.jwt"], "0600");
 }
 
