@@ -198,7 +198,7 @@ fn looking_makes_moves_and_writes_nothing() {
 fn what_is_saved_is_loaded_by_the_next_tick_and_closed_to_others() {
     let b = Box_::new();
     let store = b.open();
-    let state = State { generation_floor: Some(7), leases: vec![Stamp(1)], ..State::default() };
+    let state = State { lease_not_before: Some(Stamp(7)), leases: vec![Stamp(1)], ..State::default() };
     store.save_state(&state).unwrap();
     store.save_bootstrap(" boot.strap.jwt\n").unwrap();
     b.vault.put(Slot::LeaseGrant, Secret::new("lease.grant.jwt".to_owned()));
@@ -281,7 +281,7 @@ fn state_of_an_older_agent_is_read() {
     let store = b.open();
     b.write("state.json", "{\"generation_floor\": 3, \"a_field_that_is_gone\": true}");
     let loaded = store.load_state(NOW).unwrap();
-    assert_eq!((loaded.state.generation_floor, loaded.state.format, loaded.notes), (Some(3), State::FORMAT, vec![]));
+    assert_eq!((loaded.state.lease_not_before, loaded.state.format, loaded.notes), (Some(Stamp(3)), State::FORMAT, vec![]));
 }
 
 #[test]
@@ -584,7 +584,7 @@ fn a_write_that_fails_or_dies_in_the_middle_leaves_the_old_files() {
     for how in ["fail", "die"] {
         let b = Box_::new();
         let store = b.open();
-        let state = State { generation_floor: Some(7), ..State::default() };
+        let state = State { lease_not_before: Some(Stamp(7)), ..State::default() };
         store.save_state(&state).unwrap();
         b.vault.put(Slot::Candidate, Secret::new("s.token".to_owned()));
         store.save_token(TokenSource::Lease, None, NOW).unwrap();
