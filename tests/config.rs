@@ -1,7 +1,5 @@
 //! The configuration as an operator meets it: what is taken, what is refused, and with which words.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::path::{Path, PathBuf};
 
 use monky_deployd::config::keys::{self, Absent, KEYS};

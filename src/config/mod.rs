@@ -352,10 +352,10 @@ fn between(values: &mut Values, lines: &Lines, problems: &mut Vec<Problem>) {
     if values.text("tenancy.scheme") == "http" && !keys::loopback(&values.text("tenancy.host")) {
         wrong("tenancy.scheme", format!("plain http to another host is not for prod {why}: use https"));
     }
-    if let Some(("http", host, _)) = keys::url(&values.text("bao.addr")) {
-        if !keys::loopback(&host) {
-            wrong("bao.addr", format!("plain http to another host is not for prod {why}: use https"));
-        }
+    if let Some(("http", host, _)) = keys::url(&values.text("bao.addr"))
+        && !keys::loopback(&host)
+    {
+        wrong("bao.addr", format!("plain http to another host is not for prod {why}: use https"));
     }
 }
 

@@ -60,10 +60,10 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Vec<Entry> {
         };
         problems.push(Problem::at(index + 1, "", what));
     }
-    if problems.len() == before {
-        if let Err(problem) = walk(text, &mut entries, problems) {
-            problems.push(problem);
-        }
+    if problems.len() == before
+        && let Err(problem) = walk(text, &mut entries, problems)
+    {
+        problems.push(problem);
     }
     entries
 }

@@ -412,6 +412,16 @@ mod tests {
         assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
     }
 
+    #[test]
+    fn a_long_value_of_many_lines_is_no_burden() {
+        let lines: String = (0..5_000).map(|n| format!("line {n} of a long file\n")).collect();
+        let start = std::time::Instant::now();
+        let v = vault(&[("FILE", &lines)]);
+        assert_eq!(v.scrub(&lines), "[secret:FILE]");
+        assert_eq!(v.scrub("- line 4711 of a long file -"), "- [secret:FILE] -");
+        assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -179,8 +179,8 @@ fn build(dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
 fn put_in_place(built: &Path, target: &Path) -> Result<(), Fail> {
     match fs::symlink_metadata(target) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return fs::rename(built, target).doing("name", target),
-        found => drop(found.doing("look at", target)?),
-    }
+        found => found.doing("look at", target)?,
+    };
     match renameat_with(CWD, built, CWD, target, RenameFlags::EXCHANGE).map_err(io::Error::from) {
         Err(e) if files::unsupported(&e) => {
             // Without an exchange the name is free for a moment. A crash just then costs a new staging, not the old
