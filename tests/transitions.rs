@@ -14,7 +14,7 @@ use monky_deployd::effects::report::Outcome;
 use monky_deployd::effects::state::{Attempts, Cause, Goal, LastResult, Promotion, TokenSource};
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Exit;
-use monky_deployd::fsm::{Boot, EDGES, StageName};
+use monky_deployd::fsm::{Boot, EDGES, Input, Machine, StageName};
 
 /// A scenario: a box, a world, and what must be so at the end.
 struct Scenario {
@@ -1473,7 +1473,12 @@ fn reports() -> Vec<Scenario> {
                 boot.settings.keep_releases = 1;
                 boot.local.releases.push(sha("old"));
             }),
-            Script::default(),
+            // `up` made every container anew.
+            Script::default().next(well()).next({
+                let mut web = container("web", ContainerState::Running, Some(Health::Healthy));
+                web.started = Some(NOW.plus_s(60));
+                Event::Inspected(Ok(vec![web]))
+            }),
             |t| {
                 applied_b(t);
                 assert!(
@@ -1569,4 +1574,30 @@ fn every_edge_of_the_table_is_taken_by_some_scenario_and_no_other_is() {
     let table: BTreeSet<(StageName, StageName)> = EDGES.iter().map(|edge| (edge.from, edge.to)).collect();
     assert_eq!(table.len(), EDGES.len(), "an edge stands in the table twice");
     assert_eq!(taken, table);
+}
+
+/// The inputs that answer these effects as if all went well, a second each.
+fn answers(script: &mut Script, effects: &[Effect], now: &mut Stamp) -> Vec<Input> {
+    let answer = |effect: &Effect| {
+        *now = now.plus_s(1);
+        Input { now: *now, answers: effect.id, event: script.answer(&effect.op) }
+    };
+    effects.iter().map(answer).collect()
+}
+
+#[test]
+fn an_answer_out_of_turn_is_refused_and_the_machine_still_waits_for_it() {
+    let (mut script, mut now) = (Script::default(), NOW);
+    let mut transition = Machine::boot(running_a());
+    while transition.effects.len() < 2 {
+        transition = transition.next.steps(answers(&mut script, &transition.effects, &mut now));
+    }
+    let inputs = answers(&mut script, &transition.effects, &mut now);
+    let [probed, model] = inputs.try_into().unwrap();
+    let waits = transition.next.waiting().to_vec();
+    let early = transition.next.step(model.clone());
+    assert_eq!(early.next.waiting(), waits, "nothing was taken");
+    assert!(early.notes.iter().any(|note| note.text.contains("before the one to effect")), "{:?}", early.notes);
+    let both = early.next.steps([probed, model]);
+    assert_eq!(both.next.stage(), StageName::Token);
 }
