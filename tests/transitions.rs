@@ -68,6 +68,19 @@ fn rolls_back(boot: Boot) -> Boot {
     change(boot, |boot| boot.settings.on_unhealthy = OnUnhealthy::Rollback)
 }
 
+/// A box whose agent was interrupted while it brought "a" back because "b" had failed.
+fn in_rollback() -> Boot {
+    let none = Event::Inspected(Ok(Vec::new()));
+    let gone = Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }));
+    let script = Script::default().next(none).next(sick()).next(well()).next(gone);
+    let half = run(rolls_back(running_a()), script);
+    change(running_a(), |boot| {
+        boot.now = NOW.plus_s(60);
+        boot.state = half.state;
+        boot.local.releases.push(sha("b"));
+    })
+}
+
 fn sick() -> Event {
     Event::Inspected(Ok(vec![container("web", ContainerState::Running, Some(Health::Unhealthy))]))
 }
@@ -1356,21 +1369,17 @@ fn health_and_rollback() -> Vec<Scenario> {
         ),
         scenario(
             "an_interrupted_rollback_is_finished_and_told",
-            {
-                let half = run(
-                    rolls_back(running_a()),
-                    Script::default()
-                        .next(none())
-                        .next(sick())
-                        .next(well())
-                        .next(Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }))),
-                );
-                change(running_a(), |boot| {
-                    boot.state = half.state;
-                    boot.local.releases.push(sha("b"));
-                })
-            },
+            in_rollback(),
             Script::default(),
+            |t| {
+                assert_eq!(t.done.word, "rolled_back");
+                assert!(t.report().is_some_and(|report| report.rolled_back && report.sha == sha("b")));
+            },
+        ),
+        scenario(
+            "an_interrupted_rollback_is_finished_and_told_though_another_bundle_is_desired_by_now",
+            in_rollback(),
+            Script::default().desired("c", 3),
             |t| {
                 assert_eq!(t.done.word, "rolled_back");
                 assert!(t.report().is_some_and(|report| report.rolled_back && report.sha == sha("b")));

@@ -108,7 +108,7 @@ impl Flow<Checkin> {
         let tried = core.state.attempts.get(&sha).cloned().unwrap_or_default();
         if !core.options.force {
             let early = tried.next_at.filter(|next| *next > core.now);
-            if self.can_resume() && (self.awaits_verdict_of(&sha) || tried.quarantined || early.is_some()) {
+            if self.can_resume() && (self.awaits_verdict_of(&sha) || self.rolls_back()) {
                 return self.resume();
             }
             if tried.quarantined {
@@ -148,6 +148,11 @@ impl Flow<Checkin> {
     /// The interrupted apply is of this bundle.
     fn awaits_verdict_of(&self, sha: &Sha) -> bool {
         self.core().state.unfinished.as_ref().is_some_and(|goal| goal.sha == *sha && goal.instead_of.is_none())
+    }
+
+    /// A rollback was interrupted. It is finished whatever is desired by now: it alone knows the outcome to be told.
+    fn rolls_back(&self) -> bool {
+        self.core().state.unfinished.as_ref().is_some_and(|goal| goal.instead_of.is_some())
     }
 
     fn resume(mut self) -> Transition {
