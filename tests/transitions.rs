@@ -323,6 +323,25 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "the_applied_release_that_failed_when_it_was_brought_up_again_is_tried_again",
+            {
+                let failed = run(
+                    change(running_a(), |boot| boot.options.force = true),
+                    Script::default().desired("a", 1).next(well()).next(sick()),
+                );
+                assert_eq!(failed.done.exit, Exit::Failed, "{}", failed.text);
+                change(running_a(), |boot| {
+                    boot.now = NOW.plus_s(120);
+                    boot.state = failed.state;
+                })
+            },
+            Script::default().desired("a", 1),
+            |t| {
+                assert_eq!((t.done.word.as_str(), t.count(OpName::Up)), ("applied", 1));
+                assert!(!t.state.in_doubt);
+            },
+        ),
+        scenario(
             "an_unchanged_tick_renews_a_token_about_to_fall_below_the_limit",
             change(running_a(), |boot| boot.state.token.as_mut().unwrap().ttl_s = Some(700)),
             Script::default().desired("a", 1).next(Event::TokenLookedUp(Ok(token(640)))),

@@ -36,6 +36,8 @@ pub fn boot(boot: Boot) -> Transition {
         leased: false,
     };
     let state = &mut core.state;
+    // How far an interrupted apply got is not known, and it may be superseded before anyone looks.
+    state.in_doubt |= state.unfinished.is_some();
     retry::clamp_leases(&mut state.leases, &mut state.lease_not_before, now);
     for attempts in state.attempts.values_mut() {
         attempts.next_at = attempts.next_at.map(|next| retry::clamp_next(next, now));
@@ -137,6 +139,7 @@ impl Flow<Checkin> {
         core.state.applied().is_some_and(|applied| applied.sha == *sha)
             && core.local.current.as_ref() == Some(sha)
             && core.state.unfinished.is_none()
+            && !core.state.in_doubt
     }
 
     /// An apply was interrupted after promotion, and its release is still there.

@@ -425,6 +425,7 @@ fn settle(core: &mut Core, conclusion: &Conclusion) -> Option<Told> {
         Conclusion::Applied { goal, seen } => {
             let state = &mut core.state;
             state.unfinished = None;
+            state.in_doubt = false;
             state.trouble = None;
             state.last_at = Some(now);
             let images: BTreeSet<String> = seen

@@ -157,6 +157,7 @@ impl Flow<Up> {
         let Up { goal, pulled, awaits: _ } = self.stage.clone();
         let core = self.core_mut();
         core.local.current = Some(goal.sha.clone());
+        core.state.in_doubt = true;
         let until = core.now.plus_s(i64::try_from(goal.healthy_timeout_s).unwrap_or(i64::MAX));
         let up = effects::Up { sha: pulled.sha().clone(), timeout_s: goal.healthy_timeout_s };
         self.awaiting(Awaits::Up { baseline, until }).then(up)
