@@ -1405,6 +1405,19 @@ fn health_and_rollback() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "a_rollback_that_cannot_be_promoted_is_told_as_what_it_was_made_for",
+            rolls_back(running_a()),
+            Script::default()
+                .next(Event::Inspected(Ok(Vec::new())))
+                .next(sick())
+                .next(Event::Promoted(Ok(())))
+                .next(Event::Promoted(Err(disk_full()))),
+            |t| {
+                failed_with(t, Code::Unhealthy);
+                assert!(t.done.detail.contains("the rollback failed too"), "{}", t.done.detail);
+            },
+        ),
+        scenario(
             "logs_that_cannot_be_read_do_not_hide_the_failure",
             running_a(),
             Script::default().next(none()).next(sick()).next(Event::LogsRead(Err(refused_run("no such container")))),

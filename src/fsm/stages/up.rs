@@ -58,17 +58,7 @@ impl Up {
         seen: Vec<Container>,
     ) -> Transition {
         let attempt = Attempt::of(goal);
-        let failure = match &goal.instead_of {
-            Some(first) if failure.code.class() == Class::Failed => Failure {
-                code: first.error.code,
-                phase: failure.phase,
-                detail: faults::clip(
-                    &format!("{}; the rollback failed too: {}", first.error.detail, failure.detail),
-                    faults::DETAIL,
-                ),
-            },
-            Some(_) | None => failure,
-        };
+        let failure = told_of(goal, failure);
         let core = flow.core();
         let good =
             core.state.good.iter().rev().find(|good| good.sha != goal.sha && core.local.releases.contains(&good.sha));
@@ -101,6 +91,21 @@ impl Up {
         core.state.last_result = Some(LastResult::Failed);
         core.state.last_error = back.instead_of.as_ref().map(|failed| failed.error.clone());
         Up::promote(flow, back, pulled)
+    }
+}
+
+/// What an attempt is told to have failed of: a failed rollback does not hide what it was made for.
+fn told_of(goal: &Goal, failure: Failure) -> Failure {
+    match &goal.instead_of {
+        Some(first) if failure.code.class() == Class::Failed => Failure {
+            code: first.error.code,
+            phase: failure.phase,
+            detail: faults::clip(
+                &format!("{}; the rollback failed too: {}", first.error.detail, failure.detail),
+                faults::DETAIL,
+            ),
+        },
+        Some(_) | None => failure,
     }
 }
 
@@ -166,6 +171,7 @@ impl Flow<Up> {
     /// Nothing that runs was touched yet: there is nothing to roll back.
     fn fail_untouched(self, failure: Failure) -> Transition {
         let attempt = Attempt::of(&self.stage.goal);
+        let failure = told_of(&self.stage.goal, failure);
         Report::fail(self, failure, attempt)
     }
 
