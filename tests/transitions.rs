@@ -305,6 +305,16 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "an_interrupted_apply_that_is_resumed_again_and_again_is_one_promotion",
+            interrupted_b(),
+            Script::default()
+                .next(Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }))),
+            |t| {
+                deferred_with(t, Code::DockerUnavailable);
+                assert_eq!(t.state.promotions.len(), 2);
+            },
+        ),
+        scenario(
             "an_interrupted_apply_whose_folder_is_gone_starts_over",
             change(interrupted_b(), |boot| boot.local.releases.clear()),
             Script::default(),

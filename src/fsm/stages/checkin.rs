@@ -36,8 +36,6 @@ pub fn boot(boot: Boot) -> Transition {
         leased: false,
     };
     let state = &mut core.state;
-    // How far an interrupted apply got is not known, and it may be superseded before anyone looks.
-    state.in_doubt |= state.unfinished.is_some();
     retry::clamp_leases(&mut state.leases, &mut state.lease_not_before, now);
     for attempts in state.attempts.values_mut() {
         attempts.next_at = attempts.next_at.map(|next| retry::clamp_next(next, now));
@@ -130,6 +128,8 @@ impl Flow<Checkin> {
             Cause::NewSha
         };
         let attempt = Attempt { sha, number: tried.count.saturating_add(1), cause, since: core.began };
+        // How far an interrupted apply got is not known, and here it is given up for another attempt.
+        self.core_mut().state.in_doubt |= self.core().state.unfinished.is_some();
         Bundle::fetch(self, attempt)
     }
 

@@ -42,7 +42,10 @@ impl Up {
         let mut flow = flow.to(Up { goal: goal.clone(), pulled, awaits: Awaits::Noted(None) });
         let core = flow.core_mut();
         core.state.unfinished = Some(goal.clone());
-        core.state.promotions.push(Promotion { sha: goal.sha, at: core.now });
+        // Resumed once a minute for as long as Docker is away, it is still one promotion.
+        if core.state.promotions.last().is_none_or(|last| last.sha != goal.sha) {
+            core.state.promotions.push(Promotion { sha: goal.sha, at: core.now });
+        }
         let state = Box::new(core.state.clone());
         // What ran before counts: a restart from here on is a failure, one from last week is not.
         flow.ask(SaveState { state });
