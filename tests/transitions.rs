@@ -729,6 +729,29 @@ fn token_rule() -> Vec<Scenario> {
             applied_b,
         ),
         scenario(
+            "a_lease_that_tenancy_itself_did_not_grant_costs_no_budget_and_its_wait_is_kept",
+            no_token(),
+            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(CallFault::Status {
+                status: 503,
+                detail: said("down"),
+                retry_after_s: Some(120),
+            })))),
+            |t| {
+                deferred_with(t, Code::TenancyError);
+                assert_eq!(t.state.leases, []);
+                assert!(t.state.lease_not_before.is_some_and(|limit| limit >= NOW.plus_s(120)));
+            },
+        ),
+        scenario(
+            "a_lease_whose_answer_is_lost_is_counted",
+            no_token(),
+            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(unreachable())))),
+            |t| {
+                deferred_with(t, Code::TenancyUnreachable);
+                assert_eq!(t.state.leases.len(), 1);
+            },
+        ),
+        scenario(
             "a_rate_limited_lease_without_a_working_token_ends_75",
             no_token(),
             Script::default().next(rate_limited()),
@@ -1031,6 +1054,7 @@ fn secrets() -> Vec<Scenario> {
             |t| {
                 applied_b(t);
                 assert_eq!((t.count(OpName::AskLease), t.count(OpName::Login), t.count(OpName::ReadSecret)), (1, 1, 4));
+                assert_eq!(t.count(OpName::RevokeToken), 0, "it is dead already");
             },
         ),
         of(

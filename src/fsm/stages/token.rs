@@ -99,6 +99,8 @@ impl Token {
         let mut flow = flow.to(Token { purpose: Purpose::Deploy(deploy), working: None, awaits: Awaits::Lookup });
         flow.core_mut().relogged = true;
         flow.core_mut().state.token = None;
+        // So that nobody revokes it when another one is saved.
+        flow.core_mut().local.token = None;
         flow.note(Note::warn("the token died behind the agent's back; logging in again"));
         flow.replace()
     }
@@ -282,11 +284,16 @@ impl Flow<Token> {
             }
             Err(fault) => {
                 let failure = faults::lease(PHASE, &fault);
-                if let LeaseFault::Call(CallFault::Status { status: 429, retry_after_s, detail: _ }) = fault {
+                if let LeaseFault::Call(CallFault::Status { status, retry_after_s, detail: _ }) = fault {
                     let core = self.core_mut();
-                    // Refused, so it did not count.
-                    core.state.leases.pop();
-                    core.state.lease_not_before = Some(retry::after_rate_limit(core.now, retry_after_s, core.seed));
+                    // Tenancy's own no did not count. A gateway's (502, 504) says nothing about what is behind it.
+                    if !matches!(status, 502 | 504) {
+                        core.state.leases.pop();
+                    }
+                    if status == 429 || (status >= 500 && retry_after_s.is_some()) {
+                        core.state.lease_not_before =
+                            Some(retry::after_rate_limit(core.now, retry_after_s, core.seed));
+                    }
                 }
                 match failure.code.class() {
                     crate::effects::failure::Class::Temporary => self.without_lease(failure),
