@@ -361,6 +361,21 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "an_unchanged_tick_asks_after_a_token_once_when_the_clock_went_back",
+            change(running_a(), |boot| boot.state.token.as_mut().unwrap().seen_at = NOW.plus_s(86_400)),
+            Script::default().desired("a", 1),
+            |t| {
+                assert_eq!(t.names(), [OpName::Checkin, OpName::LookupToken, OpName::SaveState]);
+                assert!(t.state.token.as_ref().is_some_and(|token| token.seen_at < NOW.plus_s(60)));
+            },
+        ),
+        scenario(
+            "an_unchanged_tick_asks_after_a_token_once_when_it_should_be_dead",
+            change(running_a(), |boot| boot.state.token.as_mut().unwrap().seen_at = NOW.plus_s(-315_360_000)),
+            Script::default().desired("a", 1),
+            |t| assert_eq!(t.names(), [OpName::Checkin, OpName::LookupToken, OpName::SaveState]),
+        ),
+        scenario(
             "an_unchanged_tick_never_leases_even_with_a_dead_token",
             change(running_a(), |boot| boot.state.token.as_mut().unwrap().ttl_s = Some(700)),
             Script::default().desired("a", 1).next(Event::TokenLookedUp(Err(denied()))),
@@ -1515,6 +1530,7 @@ fn reports() -> Vec<Scenario> {
             {
                 let lost = run(running_a(), Script::default().next(Event::ReportSaved(Err(disk_full()))));
                 change(running_a(), |boot| {
+                    boot.now = NOW.plus_s(60);
                     boot.state = lost.state;
                     boot.local.current = Some(sha("b"));
                 })
@@ -1535,6 +1551,24 @@ fn reports() -> Vec<Scenario> {
                 assert_eq!((t.count(OpName::SaveReport), t.count(OpName::SendReport)), (0, 0));
                 assert_eq!((t.done.exit, t.done.code), (Exit::Failed, Some(Code::DiskFull)));
             },
+        ),
+        scenario(
+            "an_outcome_that_does_not_reach_the_outbox_is_the_verdict_all_the_same",
+            running_a(),
+            Script::default().next(Event::ReportSaved(Err(disk_full()))),
+            |t| {
+                assert_eq!((t.done.exit, t.done.word.as_str(), t.count(OpName::SendReport)), (Exit::Ok, "applied", 0));
+                assert_eq!(t.state.outcome.as_ref().map(|told| told.result), Some(Outcome::Applied));
+            },
+        ),
+        scenario(
+            "an_outcome_that_is_not_known_to_be_in_the_outbox_is_the_verdict_all_the_same",
+            running_a(),
+            Script::default()
+                .next(Event::StateSaved(Ok(())))
+                .next(Event::StateSaved(Ok(())))
+                .next(Event::StateSaved(Err(disk_full()))),
+            |t| assert_eq!((t.done.exit, t.done.word.as_str(), t.count(OpName::SendReport)), (Exit::Ok, "applied", 0)),
         ),
         scenario(
             "a_report_that_cannot_be_dropped_is_a_warning",

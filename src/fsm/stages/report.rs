@@ -216,7 +216,7 @@ impl Flow<Report> {
                     }
                     self.clean()
                 }
-                Err(fault) => self.unwritable(&fault),
+                Err(fault) => self.untold(&fault),
             },
             Awaits::Cleaned => self.cleaned(event),
             Awaits::Tidied => match answer!(self, event, SaveState) {
@@ -224,7 +224,7 @@ impl Flow<Report> {
                     self.core_mut().saved = self.core().state.clone();
                     self.send()
                 }
-                Err(fault) => self.unwritable(&fault),
+                Err(fault) => self.untold(&fault),
             },
             Awaits::Sent(id) => {
                 let sent = answer!(self, event, SendReport);
@@ -357,6 +357,14 @@ impl Flow<Report> {
             detail: failure.detail,
         };
         self.stay(|report| Report { done, ..report }).done()
+    }
+
+    /// The outcome is durable, and that is the verdict. Telling it waits for the next tick.
+    fn untold(mut self, fault: &StoreFault) -> Transition {
+        let failure = faults::store(StageName::Report, fault);
+        let what = format!("{}: {}; the next tick reports", failure.code, failure.detail);
+        self.note(Note::error(what));
+        self.done()
     }
 
     fn done(self) -> Transition {

@@ -68,11 +68,16 @@ impl Token {
             return false;
         };
         let (Some(ttl_s), true) = (token.ttl_s, token.renewable) else { return false };
+        if token.seen_at > core.now {
+            // The clock went back: what is left is not known before OpenBao is asked.
+            return true;
+        }
         let ttl_s = i64::try_from(ttl_s).unwrap_or(i64::MAX);
-        let gone_s = core.now.since_ms(token.seen_at.min(core.now)) / 1000;
+        let gone_s = core.now.since_ms(token.seen_at) / 1000;
         let left_s = ttl_s.saturating_sub(gone_s);
         let below_s = i64::try_from(core.settings.renew_below_s).unwrap_or(i64::MAX).saturating_add(CARE_AHEAD_S);
-        left_s > 0 && left_s <= below_s
+        // Below 0 too: a clock that went forward makes it look dead, and OpenBao alone knows. It is asked once.
+        left_s <= below_s
     }
 
     /// Looks for a token that works, the cheapest first: one that needs no lease.
