@@ -45,7 +45,7 @@ pub struct Ghost {
     /// The report of each attempt, by bundle and begin.
     recorded: BTreeMap<(Name, i64), String>,
     quarantined: Option<Name>,
-    /// What tenancy was told since it last changed its mind: the bundle that failed, and whether the box went back.
+    /// What tenancy was told since it was heard to change its mind: the bundle that failed, and whether the box went back.
     pub told_failed: Option<(Name, bool)>,
     /// When what tenancy was told to be applied was found healthy.
     pub told_applied: Option<(Name, i64)>,
@@ -73,8 +73,13 @@ impl Ghost {
         }
     }
 
+    /// Nobody can know by then what had been rolled back.
+    pub fn state_is_lost(&mut self) {
+        self.quarantined = None;
+    }
+
     /// Whether the bundle is left alone.
-    pub fn quarantines(&self, name: Name) -> bool {
+    fn quarantines(&self, name: Name) -> bool {
         self.quarantined == Some(name)
     }
 
@@ -173,6 +178,9 @@ impl Ghost {
                 if desired.is_some() && desired != self.quarantined {
                     self.quarantined = None;
                 }
+                if desired.is_some() {
+                    self.told_failed = self.told_failed.filter(|(name, _)| desired == Some(*name));
+                }
             }
             (_, Event::BundleFetched(Err(BundleFault::Refused(_)))) => self.refused = true,
             (_, Event::BundleFetched(Ok(facts))) => {
@@ -202,7 +210,8 @@ impl Ghost {
                                 self.told_failed = Some((Name::of(&report.sha), report.rolled_back));
                                 // It tells what is applied now, too.
                                 let good = disk.state.applied().filter(|_| report.rolled_back);
-                                self.told_applied = good.map(|good| (Name::of(&good.sha), report.at.0)).or(self.told_applied);
+                                self.told_applied =
+                                    good.map(|good| (Name::of(&good.sha), report.at.0)).or(self.told_applied);
                             }
                         }
                     }
