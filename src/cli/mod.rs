@@ -6,7 +6,7 @@
 mod bootstrap;
 pub mod graph;
 mod history;
-mod journal;
+pub(crate) mod journal;
 pub mod plan;
 mod replay;
 mod status;
@@ -187,7 +187,13 @@ fn run(cli: Cli) -> u8 {
             exit::OK
         }),
         #[cfg(feature = "sandbox")]
-        Command::Demo => crate::sandbox::demo::run(),
+        Command::Demo => {
+            // The story is on stdout; the journal only for those who ask.
+            if let Some(level) = cli.log_level {
+                journal::open(level, cli.log_format == Format::Json);
+            }
+            crate::sandbox::demo::run()
+        }
         Command::Completions { shell } => {
             clap_complete::generate(*shell, &mut Cli::command(), "monky-deployd", &mut std::io::stdout());
             exit::OK

@@ -6,12 +6,14 @@
 use super::Driver;
 use crate::effects::{Effect, Event, Stamp};
 use crate::fsm::stages::Done;
-use crate::fsm::{Boot, Input, Machine, Note, Transition};
+use crate::fsm::{Boot, Input, Machine, Note, StageName, Transition};
 
 /// Sees everything that goes in and comes out: the journal, a recording, a plan.
 pub trait Watch {
     /// A tick begins.
     fn boots(&mut self, _boot: &Boot) {}
+    /// The machine goes on to another stage.
+    fn passes(&mut self, _from: StageName, _to: StageName) {}
     /// The machine says something.
     fn notes(&mut self, _note: &Note) {}
     /// The machine wants something done.
@@ -57,7 +59,10 @@ pub fn run(boot: Boot, driver: &dyn Driver, watch: &mut dyn Watch) -> Ended {
     watch.boots(&boot);
     let mut transition = Machine::boot(boot);
     loop {
-        let Transition { next: machine, effects, notes, taken: _ } = transition;
+        let Transition { next: machine, effects, notes, taken } = transition;
+        for (from, to) in taken {
+            watch.passes(from, to);
+        }
         for note in &notes {
             watch.notes(note);
         }
