@@ -352,6 +352,7 @@ pub fn run(boot: Boot, mut script: Script) -> Trace {
             exit: monky_deployd::fsm::stages::Exit::Failed,
             word: "never done".to_owned(),
             sha: None,
+            cause: None,
             code: Some(Code::StageFailed),
             detail: String::new(),
         },
