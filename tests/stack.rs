@@ -7,7 +7,13 @@ mod common;
 
 #[path = "stack/deploy.rs"]
 mod deploy;
+#[path = "stack/health.rs"]
+mod health;
+#[path = "stack/mounts.rs"]
+mod mounts;
 #[path = "stack/pull.rs"]
 mod pull;
+#[path = "stack/refusals.rs"]
+mod refusals;
 #[path = "stack/token.rs"]
 mod token;
