@@ -178,6 +178,8 @@ pub struct State {
     pub promotions: Vec<Promotion>,
     /// An apply that went past promotion and whose outcome is not known yet.
     pub unfinished: Option<Goal>,
+    /// Something was promoted since a release was last seen healthy: what runs is not known to be fine.
+    pub in_doubt: bool,
     /// The saved token.
     pub token: Option<TokenRecord>,
     /// When leases were asked for (the last hour's).
@@ -225,6 +227,7 @@ impl Default for State {
             earlier: Vec::new(),
             promotions: Vec::new(),
             unfinished: None,
+            in_doubt: false,
             token: None,
             leases: Vec::new(),
             lease_not_before: None,

@@ -218,7 +218,7 @@ impl Flow<Report> {
                     }
                     self.clean()
                 }
-                Err(fault) => self.unwritable(&fault),
+                Err(fault) => self.untold(&fault),
             },
             Awaits::Cleaned => self.cleaned(event),
             Awaits::Tidied => match answer!(self, event, SaveState) {
@@ -226,7 +226,7 @@ impl Flow<Report> {
                     self.core_mut().saved = self.core().state.clone();
                     self.send()
                 }
-                Err(fault) => self.unwritable(&fault),
+                Err(fault) => self.untold(&fault),
             },
             Awaits::Sent(id) => {
                 let sent = answer!(self, event, SendReport);
@@ -362,6 +362,14 @@ impl Flow<Report> {
         self.stay(|report| Report { done, ..report }).done()
     }
 
+    /// The outcome is durable, and that is the verdict. Telling it waits for the next tick.
+    fn untold(mut self, fault: &StoreFault) -> Transition {
+        let failure = faults::store(StageName::Report, fault);
+        let what = format!("{}: {}; the next tick reports", failure.code, failure.detail);
+        self.note(Note::error(what));
+        self.done()
+    }
+
     fn done(self) -> Transition {
         let done = self.stage.done.clone();
         self.to(done).into()
@@ -434,6 +442,7 @@ fn settle(core: &mut Core, conclusion: &Conclusion) -> Option<Told> {
         Conclusion::Applied { goal, seen } => {
             let state = &mut core.state;
             state.unfinished = None;
+            state.in_doubt = false;
             state.trouble = None;
             state.last_at = Some(now);
             let images: BTreeSet<String> = seen
