@@ -5,6 +5,8 @@
 
 mod common;
 
+#[path = "stack/canary.rs"]
+mod canary;
 #[path = "stack/deploy.rs"]
 mod deploy;
 #[path = "stack/health.rs"]
@@ -15,5 +17,7 @@ mod mounts;
 mod pull;
 #[path = "stack/refusals.rs"]
 mod refusals;
+#[path = "stack/ticks.rs"]
+mod ticks;
 #[path = "stack/token.rs"]
 mod token;
