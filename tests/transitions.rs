@@ -14,7 +14,7 @@ use monky_deployd::effects::report::Outcome;
 use monky_deployd::effects::state::{Attempts, Cause, Goal, LastResult, Promotion, TokenSource};
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Exit;
-use monky_deployd::fsm::{Boot, EDGES, StageName};
+use monky_deployd::fsm::{Boot, EDGES, Input, Machine, StageName};
 
 /// A scenario: a box, a world, and what must be so at the end.
 struct Scenario {
@@ -55,7 +55,7 @@ fn interrupted_b() -> Boot {
             attempt: 1,
             cause: Cause::NewSha,
             since: NOW.plus_s(-60),
-            services: BTreeMap::from([("web".to_owned(), 1)]),
+            services: services(),
             secrets: BTreeMap::new(),
             on_unhealthy: OnUnhealthy::Keep,
             healthy_timeout_s: 300,
@@ -66,6 +66,19 @@ fn interrupted_b() -> Boot {
 
 fn rolls_back(boot: Boot) -> Boot {
     change(boot, |boot| boot.settings.on_unhealthy = OnUnhealthy::Rollback)
+}
+
+/// A box whose agent was interrupted while it brought "a" back because "b" had failed.
+fn in_rollback() -> Boot {
+    let none = Event::Inspected(Ok(Vec::new()));
+    let gone = Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }));
+    let script = Script::default().next(none).next(sick()).next(well()).next(gone);
+    let half = run(rolls_back(running_a()), script);
+    change(running_a(), |boot| {
+        boot.now = NOW.plus_s(60);
+        boot.state = half.state;
+        boot.local.releases.push(sha("b"));
+    })
 }
 
 fn sick() -> Event {
@@ -292,6 +305,16 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "an_interrupted_apply_that_is_resumed_again_and_again_is_one_promotion",
+            interrupted_b(),
+            Script::default()
+                .next(Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }))),
+            |t| {
+                deferred_with(t, Code::DockerUnavailable);
+                assert_eq!(t.state.promotions.len(), 2);
+            },
+        ),
+        scenario(
             "an_interrupted_apply_whose_folder_is_gone_starts_over",
             change(interrupted_b(), |boot| boot.local.releases.clear()),
             Script::default(),
@@ -310,6 +333,25 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "the_applied_release_that_failed_when_it_was_brought_up_again_is_tried_again",
+            {
+                let failed = run(
+                    change(running_a(), |boot| boot.options.force = true),
+                    Script::default().desired("a", 1).next(well()).next(sick()),
+                );
+                assert_eq!(failed.done.exit, Exit::Failed, "{}", failed.text);
+                change(running_a(), |boot| {
+                    boot.now = NOW.plus_s(120);
+                    boot.state = failed.state;
+                })
+            },
+            Script::default().desired("a", 1),
+            |t| {
+                assert_eq!((t.done.word.as_str(), t.count(OpName::Up)), ("applied", 1));
+                assert!(!t.state.in_doubt);
+            },
+        ),
+        scenario(
             "an_unchanged_tick_renews_a_token_about_to_fall_below_the_limit",
             change(running_a(), |boot| boot.state.token.as_mut().unwrap().ttl_s = Some(700)),
             Script::default().desired("a", 1).next(Event::TokenLookedUp(Ok(token(640)))),
@@ -317,6 +359,21 @@ fn checkin() -> Vec<Scenario> {
                 assert_eq!(t.names(), [OpName::Checkin, OpName::LookupToken, OpName::RenewToken, OpName::SaveState]);
                 assert_eq!(t.done.exit, Exit::Ok);
             },
+        ),
+        scenario(
+            "an_unchanged_tick_asks_after_a_token_once_when_the_clock_went_back",
+            change(running_a(), |boot| boot.state.token.as_mut().unwrap().seen_at = NOW.plus_s(86_400)),
+            Script::default().desired("a", 1),
+            |t| {
+                assert_eq!(t.names(), [OpName::Checkin, OpName::LookupToken, OpName::SaveState]);
+                assert!(t.state.token.as_ref().is_some_and(|token| token.seen_at < NOW.plus_s(60)));
+            },
+        ),
+        scenario(
+            "an_unchanged_tick_asks_after_a_token_once_when_it_should_be_dead",
+            change(running_a(), |boot| boot.state.token.as_mut().unwrap().seen_at = NOW.plus_s(-315_360_000)),
+            Script::default().desired("a", 1),
+            |t| assert_eq!(t.names(), [OpName::Checkin, OpName::LookupToken, OpName::SaveState]),
         ),
         scenario(
             "an_unchanged_tick_never_leases_even_with_a_dead_token",
@@ -687,6 +744,29 @@ fn token_rule() -> Vec<Scenario> {
             applied_b,
         ),
         scenario(
+            "a_lease_that_tenancy_itself_did_not_grant_costs_no_budget_and_its_wait_is_kept",
+            no_token(),
+            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(CallFault::Status {
+                status: 503,
+                detail: said("down"),
+                retry_after_s: Some(120),
+            })))),
+            |t| {
+                deferred_with(t, Code::TenancyError);
+                assert_eq!(t.state.leases, []);
+                assert!(t.state.lease_not_before.is_some_and(|limit| limit >= NOW.plus_s(120)));
+            },
+        ),
+        scenario(
+            "a_lease_whose_answer_is_lost_is_counted",
+            no_token(),
+            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(unreachable())))),
+            |t| {
+                deferred_with(t, Code::TenancyUnreachable);
+                assert_eq!(t.state.leases.len(), 1);
+            },
+        ),
+        scenario(
             "a_rate_limited_lease_without_a_working_token_ends_75",
             no_token(),
             Script::default().next(rate_limited()),
@@ -989,6 +1069,7 @@ fn secrets() -> Vec<Scenario> {
             |t| {
                 applied_b(t);
                 assert_eq!((t.count(OpName::AskLease), t.count(OpName::Login), t.count(OpName::ReadSecret)), (1, 1, 4));
+                assert_eq!(t.count(OpName::RevokeToken), 0, "it is dead already");
             },
         ),
         of(
@@ -1356,24 +1437,33 @@ fn health_and_rollback() -> Vec<Scenario> {
         ),
         scenario(
             "an_interrupted_rollback_is_finished_and_told",
-            {
-                let half = run(
-                    rolls_back(running_a()),
-                    Script::default()
-                        .next(none())
-                        .next(sick())
-                        .next(well())
-                        .next(Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }))),
-                );
-                change(running_a(), |boot| {
-                    boot.state = half.state;
-                    boot.local.releases.push(sha("b"));
-                })
-            },
+            in_rollback(),
             Script::default(),
             |t| {
                 assert_eq!(t.done.word, "rolled_back");
                 assert!(t.report().is_some_and(|report| report.rolled_back && report.sha == sha("b")));
+            },
+        ),
+        scenario(
+            "an_interrupted_rollback_is_finished_and_told_though_another_bundle_is_desired_by_now",
+            in_rollback(),
+            Script::default().desired("c", 3),
+            |t| {
+                assert_eq!(t.done.word, "rolled_back");
+                assert!(t.report().is_some_and(|report| report.rolled_back && report.sha == sha("b")));
+            },
+        ),
+        scenario(
+            "a_rollback_that_cannot_be_promoted_is_told_as_what_it_was_made_for",
+            rolls_back(running_a()),
+            Script::default()
+                .next(Event::Inspected(Ok(Vec::new())))
+                .next(sick())
+                .next(Event::Promoted(Ok(())))
+                .next(Event::Promoted(Err(disk_full()))),
+            |t| {
+                failed_with(t, Code::Unhealthy);
+                assert!(t.done.detail.contains("the rollback failed too"), "{}", t.done.detail);
             },
         ),
         scenario(
@@ -1440,6 +1530,7 @@ fn reports() -> Vec<Scenario> {
             {
                 let lost = run(running_a(), Script::default().next(Event::ReportSaved(Err(disk_full()))));
                 change(running_a(), |boot| {
+                    boot.now = NOW.plus_s(60);
                     boot.state = lost.state;
                     boot.local.current = Some(sha("b"));
                 })
@@ -1462,6 +1553,24 @@ fn reports() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "an_outcome_that_does_not_reach_the_outbox_is_the_verdict_all_the_same",
+            running_a(),
+            Script::default().next(Event::ReportSaved(Err(disk_full()))),
+            |t| {
+                assert_eq!((t.done.exit, t.done.word.as_str(), t.count(OpName::SendReport)), (Exit::Ok, "applied", 0));
+                assert_eq!(t.state.outcome.as_ref().map(|told| told.result), Some(Outcome::Applied));
+            },
+        ),
+        scenario(
+            "an_outcome_that_is_not_known_to_be_in_the_outbox_is_the_verdict_all_the_same",
+            running_a(),
+            Script::default()
+                .next(Event::StateSaved(Ok(())))
+                .next(Event::StateSaved(Ok(())))
+                .next(Event::StateSaved(Err(disk_full()))),
+            |t| assert_eq!((t.done.exit, t.done.word.as_str(), t.count(OpName::SendReport)), (Exit::Ok, "applied", 0)),
+        ),
+        scenario(
             "a_report_that_cannot_be_dropped_is_a_warning",
             running_a(),
             Script::default().next(Event::ReportDropped(Err(disk_full()))),
@@ -1473,7 +1582,12 @@ fn reports() -> Vec<Scenario> {
                 boot.settings.keep_releases = 1;
                 boot.local.releases.push(sha("old"));
             }),
-            Script::default(),
+            // `up` made every container anew.
+            Script::default().next(well()).next({
+                let mut web = container("web", ContainerState::Running, Some(Health::Healthy));
+                web.started = Some(NOW.plus_s(60));
+                Event::Inspected(Ok(vec![web]))
+            }),
             |t| {
                 applied_b(t);
                 assert!(
@@ -1569,4 +1683,30 @@ fn every_edge_of_the_table_is_taken_by_some_scenario_and_no_other_is() {
     let table: BTreeSet<(StageName, StageName)> = EDGES.iter().map(|edge| (edge.from, edge.to)).collect();
     assert_eq!(table.len(), EDGES.len(), "an edge stands in the table twice");
     assert_eq!(taken, table);
+}
+
+/// The inputs that answer these effects as if all went well, a second each.
+fn answers(script: &mut Script, effects: &[Effect], now: &mut Stamp) -> Vec<Input> {
+    let answer = |effect: &Effect| {
+        *now = now.plus_s(1);
+        Input { now: *now, answers: effect.id, event: script.answer(&effect.op) }
+    };
+    effects.iter().map(answer).collect()
+}
+
+#[test]
+fn an_answer_out_of_turn_is_refused_and_the_machine_still_waits_for_it() {
+    let (mut script, mut now) = (Script::default(), NOW);
+    let mut transition = Machine::boot(running_a());
+    while transition.effects.len() < 2 {
+        transition = transition.next.steps(answers(&mut script, &transition.effects, &mut now));
+    }
+    let inputs = answers(&mut script, &transition.effects, &mut now);
+    let [probed, model] = inputs.try_into().unwrap();
+    let waits = transition.next.waiting().to_vec();
+    let early = transition.next.step(model.clone());
+    assert_eq!(early.next.waiting(), waits, "nothing was taken");
+    assert!(early.notes.iter().any(|note| note.text.contains("before the one to effect")), "{:?}", early.notes);
+    let both = early.next.steps([probed, model]);
+    assert_eq!(both.next.stage(), StageName::Token);
 }

@@ -142,6 +142,16 @@ impl<S: Stage> Flow<S> {
                 event.as_str()
             )));
         };
+        // Stages read the answers of one step in the order of emission; taken out of turn, one would be lost.
+        if let Some((first, name)) = self.waiting.first().filter(|(first, _)| *first != id) {
+            return Err(Note::warn(format!(
+                "an answer to effect {} came ({}) before the one to effect {}, {}; refused",
+                id.0,
+                event.as_str(),
+                first.0,
+                name.as_str()
+            )));
+        }
         let expected = self.waiting[at].1;
         if event.answers() != expected {
             return Err(Note::warn(format!(

@@ -108,7 +108,7 @@ impl Flow<Checkin> {
         let tried = core.state.attempts.get(&sha).cloned().unwrap_or_default();
         if !core.options.force {
             let early = tried.next_at.filter(|next| *next > core.now);
-            if self.can_resume() && (self.awaits_verdict_of(&sha) || tried.quarantined || early.is_some()) {
+            if self.can_resume() && (self.awaits_verdict_of(&sha) || self.rolls_back()) {
                 return self.resume();
             }
             if tried.quarantined {
@@ -128,6 +128,8 @@ impl Flow<Checkin> {
             Cause::NewSha
         };
         let attempt = Attempt { sha, number: tried.count.saturating_add(1), cause, since: core.began };
+        // How far an interrupted apply got is not known, and here it is given up for another attempt.
+        self.core_mut().state.in_doubt |= self.core().state.unfinished.is_some();
         Bundle::fetch(self, attempt)
     }
 
@@ -137,6 +139,7 @@ impl Flow<Checkin> {
         core.state.applied().is_some_and(|applied| applied.sha == *sha)
             && core.local.current.as_ref() == Some(sha)
             && core.state.unfinished.is_none()
+            && !core.state.in_doubt
     }
 
     /// An apply was interrupted after promotion, and its release is still there.
@@ -148,6 +151,11 @@ impl Flow<Checkin> {
     /// The interrupted apply is of this bundle.
     fn awaits_verdict_of(&self, sha: &Sha) -> bool {
         self.core().state.unfinished.as_ref().is_some_and(|goal| goal.sha == *sha && goal.instead_of.is_none())
+    }
+
+    /// A rollback was interrupted. It is finished whatever is desired by now: it alone knows the outcome to be told.
+    fn rolls_back(&self) -> bool {
+        self.core().state.unfinished.as_ref().is_some_and(|goal| goal.instead_of.is_some())
     }
 
     fn resume(mut self) -> Transition {

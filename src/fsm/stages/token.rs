@@ -68,11 +68,16 @@ impl Token {
             return false;
         };
         let (Some(ttl_s), true) = (token.ttl_s, token.renewable) else { return false };
+        if token.seen_at > core.now {
+            // The clock went back: what is left is not known before OpenBao is asked.
+            return true;
+        }
         let ttl_s = i64::try_from(ttl_s).unwrap_or(i64::MAX);
-        let gone_s = core.now.since_ms(token.seen_at.min(core.now)) / 1000;
+        let gone_s = core.now.since_ms(token.seen_at) / 1000;
         let left_s = ttl_s.saturating_sub(gone_s);
         let below_s = i64::try_from(core.settings.renew_below_s).unwrap_or(i64::MAX).saturating_add(CARE_AHEAD_S);
-        left_s > 0 && left_s <= below_s
+        // Below 0 too: a clock that went forward makes it look dead, and OpenBao alone knows. It is asked once.
+        left_s <= below_s
     }
 
     /// Looks for a token that works, the cheapest first: one that needs no lease.
@@ -99,6 +104,8 @@ impl Token {
         let mut flow = flow.to(Token { purpose: Purpose::Deploy(deploy), working: None, awaits: Awaits::Lookup });
         flow.core_mut().relogged = true;
         flow.core_mut().state.token = None;
+        // So that nobody revokes it when another one is saved.
+        flow.core_mut().local.token = None;
         flow.note(Note::warn("the token died behind the agent's back; logging in again"));
         flow.replace()
     }
@@ -282,11 +289,16 @@ impl Flow<Token> {
             }
             Err(fault) => {
                 let failure = faults::lease(PHASE, &fault);
-                if let LeaseFault::Call(CallFault::Status { status: 429, retry_after_s, detail: _ }) = fault {
+                if let LeaseFault::Call(CallFault::Status { status, retry_after_s, detail: _ }) = fault {
                     let core = self.core_mut();
-                    // Refused, so it did not count.
-                    core.state.leases.pop();
-                    core.state.lease_not_before = Some(retry::after_rate_limit(core.now, retry_after_s, core.seed));
+                    // Tenancy's own no did not count. A gateway's (502, 504) says nothing about what is behind it.
+                    if !matches!(status, 502 | 504) {
+                        core.state.leases.pop();
+                    }
+                    if status == 429 || (status >= 500 && retry_after_s.is_some()) {
+                        core.state.lease_not_before =
+                            Some(retry::after_rate_limit(core.now, retry_after_s, core.seed));
+                    }
                 }
                 match failure.code.class() {
                     crate::effects::failure::Class::Temporary => self.without_lease(failure),

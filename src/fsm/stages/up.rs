@@ -42,7 +42,10 @@ impl Up {
         let mut flow = flow.to(Up { goal: goal.clone(), pulled, awaits: Awaits::Noted(None) });
         let core = flow.core_mut();
         core.state.unfinished = Some(goal.clone());
-        core.state.promotions.push(Promotion { sha: goal.sha, at: core.now });
+        // Resumed once a minute for as long as Docker is away, it is still one promotion.
+        if core.state.promotions.last().is_none_or(|last| last.sha != goal.sha) {
+            core.state.promotions.push(Promotion { sha: goal.sha, at: core.now });
+        }
         let state = Box::new(core.state.clone());
         // What ran before counts: a restart from here on is a failure, one from last week is not.
         flow.ask(SaveState { state });
@@ -58,17 +61,7 @@ impl Up {
         seen: Vec<Container>,
     ) -> Transition {
         let attempt = Attempt::of(goal);
-        let failure = match &goal.instead_of {
-            Some(first) if failure.code.class() == Class::Failed => Failure {
-                code: first.error.code,
-                phase: failure.phase,
-                detail: faults::clip(
-                    &format!("{}; the rollback failed too: {}", first.error.detail, failure.detail),
-                    faults::DETAIL,
-                ),
-            },
-            Some(_) | None => failure,
-        };
+        let failure = told_of(goal, failure);
         let core = flow.core();
         let good =
             core.state.good.iter().rev().find(|good| good.sha != goal.sha && core.local.releases.contains(&good.sha));
@@ -101,6 +94,21 @@ impl Up {
         core.state.last_result = Some(LastResult::Failed);
         core.state.last_error = back.instead_of.as_ref().map(|failed| failed.error.clone());
         Up::promote(flow, back, pulled)
+    }
+}
+
+/// What an attempt is told to have failed of: a failed rollback does not hide what it was made for.
+fn told_of(goal: &Goal, failure: Failure) -> Failure {
+    match &goal.instead_of {
+        Some(first) if failure.code.class() == Class::Failed => Failure {
+            code: first.error.code,
+            phase: failure.phase,
+            detail: faults::clip(
+                &format!("{}; the rollback failed too: {}", first.error.detail, failure.detail),
+                faults::DETAIL,
+            ),
+        },
+        Some(_) | None => failure,
     }
 }
 
@@ -157,6 +165,7 @@ impl Flow<Up> {
         let Up { goal, pulled, awaits: _ } = self.stage.clone();
         let core = self.core_mut();
         core.local.current = Some(goal.sha.clone());
+        core.state.in_doubt = true;
         let until = core.now.plus_s(i64::try_from(goal.healthy_timeout_s).unwrap_or(i64::MAX));
         let up = effects::Up { sha: pulled.sha().clone(), timeout_s: goal.healthy_timeout_s };
         self.awaiting(Awaits::Up { baseline, until }).then(up)
@@ -165,6 +174,7 @@ impl Flow<Up> {
     /// Nothing that runs was touched yet: there is nothing to roll back.
     fn fail_untouched(self, failure: Failure) -> Transition {
         let attempt = Attempt::of(&self.stage.goal);
+        let failure = told_of(&self.stage.goal, failure);
         Report::fail(self, failure, attempt)
     }
 
