@@ -8,16 +8,8 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::rig::{Rig, compose_versions, stack};
+use common::rig::{Rig, on_each};
 use serde_json::{Value, json};
-
-fn on_each(test: impl Fn(&mut Rig)) {
-    let Some(stack) = stack() else { return };
-    for version in compose_versions(&stack) {
-        eprintln!("-- Compose {version}");
-        test(&mut Rig::new(&stack, &version));
-    }
-}
 
 /// Every path below a folder with its content, mode, link target and change time.
 fn fingerprint(folder: &Path) -> Vec<String> {
