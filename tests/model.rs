@@ -8,9 +8,10 @@
 //! three ticks without a fault must lead to an outcome that tenancy was told. The checker's own `eventually` misses
 //! what is lost on a cycle.
 
-mod common;
 #[path = "model/bugs.rs"]
 mod bugs;
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
+mod common;
 #[path = "model/disk.rs"]
 mod disk;
 #[path = "model/ghost.rs"]
@@ -111,7 +112,9 @@ impl std::fmt::Debug for Place {
 /// What may happen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
-    Tick { force: bool },
+    Tick {
+        force: bool,
+    },
     Answer(Option<Fault>),
     /// Memory is lost before the next effect,
     CrashBefore,
@@ -233,9 +236,7 @@ impl Box1 {
         let Some(flight) = place.flight.take() else { return };
         let Flight { machine, mut pending, now } = match Arc::try_unwrap(flight) {
             Ok(flight) => flight,
-            Err(shared) => {
-                Flight { machine: shared.machine.clone(), pending: shared.pending.clone(), now: shared.now }
-            }
+            Err(shared) => Flight { machine: shared.machine.clone(), pending: shared.pending.clone(), now: shared.now },
         };
         pending.pop_front();
         let now = match &effect.op {
@@ -307,9 +308,7 @@ impl Place {
                 let stale = |(name, _): (Name, i64)| desired.generation() < name.generation();
                 let hopeless = match desired {
                     Name::Bad | Name::NoPull | Name::Sick => true,
-                    Name::A | Name::B | Name::Old => {
-                        self.ghost.quarantines(desired) || applied.is_some_and(stale)
-                    }
+                    Name::A | Name::B | Name::Old => self.ghost.quarantines(desired) || applied.is_some_and(stale),
                 };
                 hopeless && (!rolled_back || applied.is_some_and(|(good, _)| runs(good)))
             }
@@ -438,7 +437,12 @@ fn start(runs: &[Name], desired: Name, on_unhealthy: OnUnhealthy, change: impl F
     let mut disk = Disk::default();
     for (n, name) in runs.iter().enumerate() {
         let at = NOW.plus_s(-7200 + 60 * n as i64);
-        disk.state.good.push(Applied { sha: name.sha(), at, images: BTreeSet::new(), ..applied("", Some(name.generation())) });
+        disk.state.good.push(Applied {
+            sha: name.sha(),
+            at,
+            images: BTreeSet::new(),
+            ..applied("", Some(name.generation()))
+        });
         disk.state.promotions.push(Promotion { sha: name.sha(), at });
         disk.releases.insert(name.sha(), true);
         disk.current = Some(name.sha());
@@ -515,7 +519,12 @@ fn allow(starts: Vec<(&'static str, Place)>, ticks: u8, faults: u8, changes: u8)
 }
 
 /// Explores everything, and tells what is broken and how it came to that.
-fn explore(what: &str, starts: Vec<Place>, bug: Option<Bug>, finish: HasDiscoveries) -> (usize, BTreeMap<&'static str, String>) {
+fn explore(
+    what: &str,
+    starts: Vec<Place>,
+    bug: Option<Bug>,
+    finish: HasDiscoveries,
+) -> (usize, BTreeMap<&'static str, String>) {
     let began = Instant::now();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let checker = Box1::new(starts, bug).checker().threads(threads).finish_when(finish).spawn_bfs().join();

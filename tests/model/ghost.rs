@@ -202,7 +202,8 @@ impl Ghost {
                                 self.told_failed = Some((Name::of(&report.sha), report.rolled_back));
                                 // It tells what is applied now, too.
                                 let good = disk.state.applied().filter(|_| report.rolled_back);
-                                self.told_applied = good.map(|good| (Name::of(&good.sha), report.at.0)).or(self.told_applied);
+                                self.told_applied =
+                                    good.map(|good| (Name::of(&good.sha), report.at.0)).or(self.told_applied);
                             }
                         }
                     }

@@ -104,7 +104,9 @@ pub fn faults(op: OpName) -> &'static [Fault] {
         OpName::FetchBundle => &[Unreachable, Status(404)],
         OpName::ProbeDocker => &[Daemon],
         OpName::ReadModel | OpName::CheckCompose => &[Fails],
-        OpName::StageBundle | OpName::WriteRelease | OpName::SaveGrant | OpName::DropGrant | OpName::SaveToken => &[Full],
+        OpName::StageBundle | OpName::WriteRelease | OpName::SaveGrant | OpName::DropGrant | OpName::SaveToken => {
+            &[Full]
+        }
         OpName::Promote | OpName::SaveState | OpName::SaveReport => &[Full, FullButThere],
         OpName::DropReport | OpName::PruneReleases => &[Full],
         OpName::LookupToken => &[Sealed, Dies],
@@ -144,7 +146,8 @@ pub struct World {
 impl World {
     /// Whatever was broken is mended; what is wrong with a bundle stays wrong.
     pub fn mend(&mut self) {
-        (self.hold, self.tenancy_up, self.bao_up, self.grant_accepted, self.docker_up) = (false, true, true, true, true);
+        (self.hold, self.tenancy_up, self.bao_up, self.grant_accepted, self.docker_up) =
+            (false, true, true, true, true);
         self.granted = 0;
     }
 
@@ -255,7 +258,7 @@ fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: St
         }),
         Op::ProbeDocker(_) => Event::DockerProbed(run_fault.map_or(Ok(versions()), Err)),
         Op::ReadModel(_) => {
-            let web = Service { image: None, mounts: None, mounted: Vec::new(), scale: 1 };
+            let web = Service { scale: 1, ..Service::default() };
             let model = Model { services: BTreeMap::from([("web".to_owned(), web)]), warnings: Vec::new() };
             Event::ModelRead(run_fault.map_or(Ok(model), |fault| Err(ComposeFault::Run(fault))))
         }
@@ -274,8 +277,7 @@ fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: St
             Event::TokenRenewed(renewed.and(token(world.saved)))
         }
         Op::AskLease(_) => {
-            let lease =
-                Lease { lease_id: "lease".to_owned(), role: None, expires_at: Some(now.plus_s(600)) };
+            let lease = Lease { lease_id: "lease".to_owned(), role: None, expires_at: Some(now.plus_s(600)) };
             let full = world.granted >= 5;
             if !full && (call_fault.is_none() || fault == Some(Fault::Lost)) {
                 world.granted += 1;
