@@ -3,6 +3,7 @@
 //! Invariant: a scenario asserts what matters in words *and* keeps the whole trace as a snapshot; together the
 //! scenarios take every edge of the table and no other.
 
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +56,7 @@ fn interrupted_b() -> Boot {
             attempt: 1,
             cause: Cause::NewSha,
             since: NOW.plus_s(-60),
-            services: BTreeMap::from([("web".to_owned(), 1)]),
+            services: services(),
             secrets: BTreeMap::new(),
             on_unhealthy: OnUnhealthy::Keep,
             healthy_timeout_s: 300,

@@ -3,8 +3,32 @@
 //! Invariant: results go to stdout, everything else to stderr; the exit statuses are those of the contract, and nothing
 //! else in the program ends the process.
 
+// The standard ones panic when the reader has gone away (`status | head -1`): a tick must not end in the middle for that.
+macro_rules! print {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stdout(), $($text)*);
+    }};
+}
+macro_rules! println {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+macro_rules! eprintln {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod bootstrap;
-mod journal;
+pub mod graph;
+mod history;
+pub(crate) mod journal;
+pub mod plan;
+mod replay;
 mod status;
 mod tick;
 
@@ -55,6 +79,12 @@ enum Format {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Drawing {
+    Mermaid,
+    Dot,
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// One pass: check in, deploy what is desired, report.
@@ -69,6 +99,24 @@ enum Command {
     Status {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
+    },
+    /// The last ticks that did something: when, what, how long, and why.
+    History {
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Run recordings through the machine: does it still decide like that?
+    Replay {
+        /// Recordings: from <state_dir>/recordings or `tick --record`.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// The state machine, drawn from its transition table.
+    Graph {
+        #[arg(long, value_enum, default_value_t = Drawing::Mermaid)]
+        format: Drawing,
     },
     /// The effective configuration.
     Config {
@@ -86,12 +134,18 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Tick {
+    /// Print what a tick would do, effect by effect, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
     /// Remove the agent's own images that no kept release needs.
     #[arg(long)]
     prune: bool,
     /// Ignore backoff and quarantine, and apply again what is applied.
     #[arg(long)]
     force: bool,
+    /// Write a recording of this tick, whatever it does.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// How the result is written.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -138,6 +192,12 @@ fn run(cli: Cli) -> u8 {
         }),
         Command::Bootstrap { grant_file } => configured(&|config| bootstrap::run(&config, grant_file)),
         Command::Status { format } => configured(&|config| status::run(&config, *format == Format::Json)),
+        Command::History { format } => configured(&|config| history::run(&config, *format == Format::Json)),
+        Command::Replay { files, format } => replay::run(files, *format == Format::Json),
+        Command::Graph { format } => {
+            print!("{}", if *format == Drawing::Dot { graph::dot() } else { graph::mermaid() });
+            exit::OK
+        }
         Command::Config { command: ConfigCommand::Show } => configured(&|config| {
             print!("{}", config.show());
             exit::OK
@@ -147,18 +207,32 @@ fn run(cli: Cli) -> u8 {
             exit::OK
         }),
         #[cfg(feature = "sandbox")]
-        Command::Demo => crate::sandbox::demo::run(),
+        Command::Demo => {
+            // The story is on stdout; the journal only for those who ask.
+            if let Some(level) = cli.log_level {
+                journal::open(level, cli.log_format == Format::Json);
+            }
+            crate::sandbox::demo::run()
+        }
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "monky-deployd", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "monky-deployd", &mut script);
+            print!("{}", String::from_utf8_lossy(&script));
             exit::OK
         }
-        Command::Man => match clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()) {
-            Ok(()) => exit::OK,
-            Err(error) => {
-                eprintln!("the man page could not be written: {error}");
-                exit::FAILED
+        Command::Man => {
+            let mut page = Vec::new();
+            match clap_mangen::Man::new(Cli::command()).render(&mut page) {
+                Ok(()) => {
+                    print!("{}", String::from_utf8_lossy(&page));
+                    exit::OK
+                }
+                Err(error) => {
+                    eprintln!("the man page could not be written: {error}");
+                    exit::FAILED
+                }
             }
-        },
+        }
     }
 }
 

@@ -6,18 +6,43 @@
 use super::Driver;
 use crate::effects::{Effect, Event, Stamp};
 use crate::fsm::stages::Done;
-use crate::fsm::{Boot, Input, Machine, Note, Transition};
+use crate::fsm::{Boot, Input, Machine, Note, StageName, Transition};
 
 /// Sees everything that goes in and comes out: the journal, a recording, a plan.
 pub trait Watch {
     /// A tick begins.
     fn boots(&mut self, _boot: &Boot) {}
+    /// The machine goes on to another stage.
+    fn passes(&mut self, _from: StageName, _to: StageName) {}
     /// The machine says something.
     fn notes(&mut self, _note: &Note) {}
     /// The machine wants something done.
     fn asks(&mut self, _machine: &Machine, _effect: &Effect, _now: Stamp) {}
     /// The world answered.
     fn hears(&mut self, _input: &Input) {}
+}
+
+/// Two that see the same.
+impl<A: Watch, B: Watch> Watch for (A, B) {
+    fn boots(&mut self, boot: &Boot) {
+        self.0.boots(boot);
+        self.1.boots(boot);
+    }
+
+    fn notes(&mut self, note: &Note) {
+        self.0.notes(note);
+        self.1.notes(note);
+    }
+
+    fn asks(&mut self, machine: &Machine, effect: &Effect, now: Stamp) {
+        self.0.asks(machine, effect, now);
+        self.1.asks(machine, effect, now);
+    }
+
+    fn hears(&mut self, input: &Input) {
+        self.0.hears(input);
+        self.1.hears(input);
+    }
 }
 
 /// How a tick ended.
@@ -34,7 +59,10 @@ pub fn run(boot: Boot, driver: &dyn Driver, watch: &mut dyn Watch) -> Ended {
     watch.boots(&boot);
     let mut transition = Machine::boot(boot);
     loop {
-        let Transition { next: machine, effects, notes, taken: _ } = transition;
+        let Transition { next: machine, effects, notes, taken } = transition;
+        for (from, to) in taken {
+            watch.passes(from, to);
+        }
         for note in &notes {
             watch.notes(note);
         }

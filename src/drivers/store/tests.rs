@@ -281,7 +281,10 @@ fn state_of_an_older_agent_is_read() {
     let store = b.open();
     b.write("state.json", "{\"lease_not_before\": 3, \"a_field_that_is_gone\": true}");
     let loaded = store.load_state(NOW).unwrap();
-    assert_eq!((loaded.state.lease_not_before, loaded.state.format, loaded.notes), (Some(Stamp(3)), State::FORMAT, vec![]));
+    assert_eq!(
+        (loaded.state.lease_not_before, loaded.state.format, loaded.notes),
+        (Some(Stamp(3)), State::FORMAT, vec![])
+    );
 }
 
 #[test]

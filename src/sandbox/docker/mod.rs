@@ -21,7 +21,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub use world::{Behaviour, Container, Daemon, Fault, Image, Logged, Mishap, Pace, Registry, World};
+pub use world::{Behaviour, Container, Daemon, Fault, Image, Logged, Mishap, Pace, Registry, World, now_ms};
 
 /// The name under which the executable is Docker.
 pub const NAME: &str = "docker";

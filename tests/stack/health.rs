@@ -1,0 +1,217 @@
+//! The verdict on what came up, and what follows from it.
+
+use std::net::TcpListener;
+
+use serde_json::{Value, json};
+
+use crate::common::rig::{Rig, on_each, on_one};
+
+const GOOD: &str = "services: {web: {image: '@web:1'}}\n";
+const CRASHES: &str = "
+services:
+  web:
+    image: '@web:1'
+  worker:
+    image: '@tool:1'
+    command: [sh, -c, 'echo the moon is missing; exit 3']
+";
+
+fn applied(rig: &Rig) -> Value {
+    rig.status()["applied"]["sha"].clone()
+}
+
+#[test]
+fn what_is_unhealthy_is_kept_to_be_looked_at_and_does_not_count_as_applied() {
+    on_each(|rig| {
+        let good = rig.deploy(&rig.simple(1, GOOD, &[]));
+        let web = rig.life("web");
+        let bad = rig.desire(&rig.simple(2, CRASHES, &[]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stderr.contains("worker: exited with 3"), "{}", ran.stderr);
+        let report = rig.report();
+        let detail = report["detail"].as_str().unwrap();
+        assert!(
+            detail.contains("worker: exited with 3") && detail.contains("worker says: the moon is missing"),
+            "{detail}"
+        );
+        assert_eq!(
+            (&report["sha"], &report["rolled_back"], &report["phase"]),
+            (&json!(bad), &json!(false), &json!("healthy"))
+        );
+        let worker =
+            report["containers"].as_array().unwrap().iter().find(|c| c["service"] == "worker").unwrap().clone();
+        assert_eq!((&worker["state"], &worker["exit_code"]), (&json!("exited"), &json!(3)));
+        assert_eq!((applied(rig), rig.status()["current"].clone()), (json!(good), json!(bad)));
+        assert_eq!(rig.ids("worker").len(), 1, "it is left as it is");
+        assert_eq!(rig.life("web"), web);
+
+        // Going back to what is applied repairs the box.
+        rig.tenancy.desire(&rig.env_id, Some(&good));
+        let ran = rig.tick_ends(0);
+        assert_eq!(ran.stdout.trim(), format!("applied {}", &good[..12]), "{ran:?}");
+        assert_eq!((rig.ids("worker").len(), rig.life("web")), (0, web));
+    });
+}
+
+#[test]
+fn with_rollback_the_last_good_release_comes_back_and_the_failed_one_is_left_alone() {
+    on_each(|rig| {
+        rig.set("on_unhealthy", "rollback");
+        let good = rig.deploy(&rig.simple(1, GOOD, &[]));
+        let crashes = CRASHES.replace("web:1", "web:2");
+        let bad = rig.desire(&rig.simple(2, &crashes, &[]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert_eq!(ran.stdout.trim(), format!("rolled_back {} UNHEALTHY", &bad[..12]));
+        let report = rig.report();
+        assert_eq!((&report["sha"], &report["rolled_back"]), (&json!(bad), &json!(true)));
+        assert!(report["detail"].as_str().unwrap().contains("the moon is missing"), "{report}");
+        let status = rig.status();
+        assert_eq!(
+            (applied(rig), &status["current"], &status["last_result"]),
+            (json!(good), &json!(good), &json!("rolled_back"))
+        );
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 1\n");
+        assert_eq!(rig.ids("worker").len(), 0);
+
+        // Quarantined: nothing happens any more, however long it is desired.
+        let life = rig.life("web");
+        let (requests, reports) = (rig.tenancy.requests().len(), rig.reports().len());
+        for _ in 0..2 {
+            let ran = rig.tick_ends(1);
+            assert_eq!(ran.stdout.trim(), format!("quarantined {}", &bad[..12]));
+        }
+        assert_eq!((rig.tenancy.requests().len(), rig.reports().len(), rig.life("web")), (requests + 2, reports, life));
+        assert_eq!(rig.status()["attempts"][&bad]["quarantined"], json!(true));
+
+        // By force it is tried again, and rolled back again.
+        let ran = rig.run(&["tick", "--force"]);
+        assert_eq!((ran.status, rig.report()["attempt"].clone()), (1, json!(2)), "{ran:?}");
+        assert!(ran.stdout.starts_with("rolled_back"), "{ran:?}");
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 1\n");
+
+        // Another bundle lifts it, even back and forth.
+        rig.deploy(&rig.simple(3, "services: {web: {image: '@web:2'}}\n", &[]));
+        assert_eq!(rig.status()["attempts"], json!({}));
+    });
+}
+
+#[test]
+fn a_bundle_may_ask_for_a_rollback_itself_and_a_first_deploy_has_nothing_to_go_back_to() {
+    on_one(|rig| {
+        let meta = |generation: i64| {
+            json!({"env_id": rig.env_id, "generation": generation, "agent": {"on_unhealthy": "rollback"}}).to_string()
+        };
+        rig.desire(&rig.simple(1, CRASHES, &[("meta.json", &meta(1))]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stdout.starts_with("failed"), "{ran:?}");
+        assert_eq!((rig.report()["rolled_back"].clone(), applied(rig)), (json!(false), Value::Null));
+        rig.deploy(&rig.simple(2, GOOD, &[]));
+        rig.desire(&rig.simple(3, CRASHES, &[("meta.json", &meta(3))]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stdout.starts_with("rolled_back"), "{ran:?}");
+    });
+}
+
+#[test]
+fn a_service_with_a_healthcheck_is_waited_for() {
+    on_one(|rig| {
+        let compose = "
+services:
+  slow:
+    image: '@tool:1'
+    command: [sh, -c, 'sleep 2; touch /tmp/ready; sleep 1000']
+    healthcheck: {test: [CMD, test, -f, /tmp/ready], interval: 1s, timeout: 5s, retries: 20}
+";
+        rig.deploy(&rig.simple(1, compose, &[]));
+        let report = rig.report();
+        assert_eq!(report["containers"][0]["health"], "healthy", "{report}");
+        assert!(report["duration_ms"].as_u64().unwrap() > 2000, "{report}");
+    });
+}
+
+#[test]
+fn a_healthcheck_that_fails_is_unhealthy_and_one_that_never_decides_is_late() {
+    on_one(|rig| {
+        let compose = |check: &str| {
+            format!(
+                "services: {{web: {{image: '@web:1', healthcheck: {{test: [CMD, sh, -c, '{check}'], interval: 1s, retries: 1, start_period: 0s}}}}}}\n"
+            )
+        };
+        rig.desire(&rig.simple(1, &compose("echo no heart; exit 1"), &[]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stderr.contains("web: unhealthy"), "{}", ran.stderr);
+
+        let late = json!({"env_id": rig.env_id, "generation": 2, "agent": {"healthy_timeout_s": 4}}).to_string();
+        rig.desire(&rig.simple(2, &compose("sleep 25"), &[("meta.json", &late)]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stderr.contains("web: not healthy within 4 s"), "{}", ran.stderr);
+    });
+}
+
+#[test]
+fn a_crash_loop_that_looks_running_for_a_moment_is_no_health() {
+    on_each(|rig| {
+        rig.set("stable_s", "4");
+        let compose = "
+services:
+  looper:
+    image: '@tool:1'
+    restart: always
+    command: [sh, -c, 'echo up we go; sleep 1; exit 4']
+";
+        rig.desire(&rig.simple(1, compose, &[]));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stderr.contains("looper: restart"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("up we go"), "{}", ran.stderr);
+    });
+}
+
+#[test]
+fn a_one_shot_that_ends_well_is_fine_and_one_that_does_not_fails_the_deploy() {
+    on_each(|rig| {
+        let migrate = |generation: i64, exit: u8, waits: bool| {
+            let depends = if waits { "depends_on: {migrate: {condition: service_completed_successfully}}" } else { "" };
+            let compose = format!(
+                "services:\n  migrate: {{image: '@tool:1', command: [sh, -c, 'echo migrating; exit {exit}']}}\n  web:\n    image: '@web:1'\n    {depends}\n"
+            );
+            rig.simple(generation, &compose, &[])
+        };
+        rig.deploy(&migrate(1, 0, true));
+        let report = rig.report();
+        let of =
+            |service: &str| report["containers"].as_array().unwrap().iter().find(|c| c["service"] == service).unwrap();
+        assert_eq!((&of("migrate")["state"], &of("migrate")["exit_code"]), (&json!("exited"), &json!(0)));
+        assert_eq!((&of("web")["state"], &of("web")["exit_code"]), (&json!("running"), &Value::Null));
+
+        rig.desire(&migrate(2, 7, false));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stderr.contains("migrate: exited with 7") && ran.stderr.contains("migrating"), "{}", ran.stderr);
+
+        rig.desire(&migrate(3, 7, true));
+        let ran = rig.tick_fails("UP_FAILED");
+        assert!(ran.stderr.contains("didn't complete successfully: exit 7"), "{}", ran.stderr);
+        assert!(rig.report()["detail"].as_str().unwrap().starts_with("compose up: "), "{}", rig.report());
+
+        rig.deploy(&migrate(4, 0, true));
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_fails_with_dockers_words_and_the_next_attempt_recovers() {
+    on_each(|rig| {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let compose = format!("services: {{web: {{image: '@web:1', ports: ['127.0.0.1:{port}:8080']}}}}\n");
+        let sha = rig.desire(&rig.simple(1, &compose, &[]));
+        let ran = rig.tick_fails("UP_FAILED");
+        let says = |text: &str| text.contains("already in use") || text.contains("already allocated");
+        assert!(says(&ran.stderr) && ran.stderr.contains(&port.to_string()), "{}", ran.stderr);
+        assert!(says(rig.report()["detail"].as_str().unwrap()), "{}", rig.report());
+        drop(taken);
+        rig.backoff_is_over();
+        assert_eq!(rig.tick_ends(0).stdout.trim(), format!("applied {}", &sha[..12]));
+        let answer =
+            ureq::get(format!("http://127.0.0.1:{port}/")).call().unwrap().body_mut().read_to_string().unwrap();
+        assert_eq!(answer, "web 1\n");
+    });
+}

@@ -1,0 +1,130 @@
+//! What is refused is refused before anything is leased, written or run; and what runs is not touched.
+
+use monky_deployd::sandbox::tenancy::bundle_body;
+use serde_json::json;
+
+use crate::common::rig::{Rig, on_each, on_one};
+
+const WEB: &str = "services: {web: {image: '@web:1'}}\n";
+
+fn meta(rig: &Rig, generation: Option<i64>, agent: serde_json::Value) -> String {
+    let mut meta = json!({"env_id": rig.env_id, "agent": agent});
+    if let Some(generation) = generation {
+        meta["generation"] = json!(generation);
+    }
+    meta.to_string()
+}
+
+#[test]
+fn an_older_generation_is_refused_unless_it_is_asked_for() {
+    on_one(|rig| {
+        rig.deploy(&rig.simple(5, WEB, &[]));
+        let life = rig.life("web");
+        let older = "services: {web: {image: '@web:2'}}\n";
+        rig.desire(&rig.simple(4, older, &[]));
+        let ran = rig.tick_fails("ROLLBACK_REFUSED");
+        assert!(ran.stderr.contains("ROLLBACK_REFUSED: ") && ran.stderr.contains("allow_rollback"), "{}", ran.stderr);
+        assert!(rig.report()["detail"].as_str().unwrap().starts_with("ROLLBACK_REFUSED: "));
+        assert_eq!((rig.life("web"), rig.calls("POST", "/leases")), (life, 1));
+        let allowed = meta(rig, Some(4), json!({"allow_rollback": true}));
+        rig.deploy(&rig.simple(4, older, &[("meta.json", &allowed)]));
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 2\n");
+    });
+}
+
+#[test]
+fn without_generations_a_bundle_that_was_applied_before_is_refused_unless_it_asks_for_it() {
+    on_one(|rig| {
+        let plain = meta(rig, None, json!({}));
+        let first = rig.simple(0, WEB, &[("meta.json", &plain)]);
+        let sha = rig.deploy(&first);
+        rig.deploy(&rig.simple(0, "services: {web: {image: '@web:2'}}\n", &[("meta.json", &plain)]));
+        let life = rig.life("web");
+        assert_eq!(rig.desire(&first), sha);
+        rig.tick_fails("ROLLBACK_REFUSED");
+        assert_eq!(rig.life("web"), life);
+        let allowed = meta(rig, None, json!({"allow_rollback": true}));
+        rig.deploy(&rig.simple(0, WEB, &[("meta.json", &allowed)]));
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 1\n");
+    });
+}
+
+#[test]
+fn what_a_bundle_may_not_do_is_refused_before_anything_is_spent() {
+    on_each(|rig| {
+        let mut generation = 0;
+        let mut refused = |compose: &str, files: &[(&str, &str)], code: &str, says: &[&str]| {
+            generation += 1;
+            rig.desire(&rig.simple(generation, compose, files));
+            let ran = rig.tick_fails(code);
+            for says in says {
+                assert!(ran.stderr.contains(says), "{code}, {says:?}: {}", ran.stderr);
+            }
+            assert_eq!((rig.calls("POST", "/leases"), rig.all_ids().len()), (0, 0), "{code}");
+            assert_eq!((rig.has("current"), rig.has("token.json")), (false, false));
+        };
+        let build = "services: {web: {image: '@web:1', build: .}}\n";
+        refused(build, &[], "COMPOSE_REFUSED", &["\"web\"", "build"]);
+        let remote = "include: ['https://registry.invalid/compose.yaml']\nservices: {web: {image: '@web:1'}}\n";
+        refused(remote, &[], "COMPOSE_REFUSED", &["include", "remote"]);
+        let extends = "services: {web: {extends: {file: 'git@registry.invalid:x.git', service: web}}}\n";
+        refused(extends, &[], "COMPOSE_REFUSED", &["extends", "remote"]);
+        let bind = "services: {db: {image: '@web:1', volumes: ['./data:/data']}}\n";
+        refused(bind, &[], "COMPOSE_REFUSED", &["/data", "not in the bundle", "named volume"]);
+        let climbs = "services: {db: {image: '@web:1', volumes: ['../data:/data']}}\n";
+        refused(climbs, &[], "COMPOSE_REFUSED", &["leaves the bundle"]);
+        let invalid = "services: {web: {image: '@web:1', ports: {a: b}}}\n";
+        refused(invalid, &[], "COMPOSE_INVALID", &["services.web.ports"]);
+        let unknown = "services: {web: {image: '@web:1', imagge: x}}\n";
+        refused(unknown, &[], "COMPOSE_INVALID", &["imagge"]);
+        refused("services: [\n", &[], "COMPOSE_INVALID", &["compose.yaml"]);
+        refused("services: {web: {image: '@web:1', profiles: [x]}}\n", &[], "COMPOSE_INVALID", &["no service"]);
+        refused(
+            WEB,
+            &[("env.template", "A=${NOWHERE}\nB=${ELSEWHERE}\n")],
+            "ENV_UNRESOLVED",
+            &["NOWHERE", "ELSEWHERE"],
+        );
+        refused(WEB, &[("manifest.json", "{\"entries\": 1}")], "MANIFEST_INVALID", &["manifest.json"]);
+        let path = json!({"entries": [{"var": "A", "path": format!("{}/another/x", rig.kv)}]}).to_string();
+        refused(WEB, &[("manifest.json", &path)], "MANIFEST_PATH", &["another"]);
+        let other = json!({"env_id": "another"}).to_string();
+        refused(WEB, &[("meta.json", &other)], "ENV_MISMATCH", &["another"]);
+        let new = meta(rig, Some(1), json!({"min_version": "99.0"}));
+        refused(WEB, &[("meta.json", &new)], "AGENT_TOO_OLD", &["99.0"]);
+    });
+}
+
+#[test]
+fn content_that_is_not_what_was_asked_for_is_refused() {
+    on_one(|rig| {
+        let asked = rig.simple(1, WEB, &[]);
+        let sha = rig.desire(&asked);
+        let other = rig.simple(1, "services: {web: {image: '@web:2'}}\n", &[]);
+        rig.tenancy.serve(&rig.env_id, &sha, bundle_body(&other), Some(&sha));
+        rig.tick_fails("BUNDLE_SHA_MISMATCH");
+        assert_eq!((rig.all_ids().len(), rig.calls("POST", "/leases")), (0, 0));
+
+        // A header that disagrees is only worth a warning.
+        rig.tenancy.serve(&rig.env_id, &sha, bundle_body(&asked), Some(&"0".repeat(64)));
+        rig.backoff_is_over();
+        let ran = rig.tick_ends(0);
+        assert!(ran.stderr.contains("X-Bundle-Sha"), "{}", ran.stderr);
+    });
+}
+
+#[test]
+fn a_variable_without_a_value_fails_before_the_pull() {
+    on_each(|rig| {
+        rig.desire(&rig.simple(1, "services: {web: {image: '@web:1', environment: {A: '${NOWHERE}'}}}\n", &[]));
+        let ran = rig.tick_fails("COMPOSE_INVALID");
+        assert!(ran.stderr.contains("NOWHERE"), "{}", ran.stderr);
+        assert_eq!(rig.all_ids().len(), 0);
+        rig.deploy(&rig.simple(
+            2,
+            "services: {web: {image: '@web:1', environment: {A: '${NOWHERE:-default}'}}}\n",
+            &[],
+        ));
+        assert_eq!(rig.environment("web")["A"], b"default");
+    });
+}
