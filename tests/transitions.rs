@@ -55,7 +55,7 @@ fn interrupted_b() -> Boot {
             attempt: 1,
             cause: Cause::NewSha,
             since: NOW.plus_s(-60),
-            services: BTreeMap::from([("web".to_owned(), 1)]),
+            services: services(),
             secrets: BTreeMap::new(),
             on_unhealthy: OnUnhealthy::Keep,
             healthy_timeout_s: 300,

@@ -4,7 +4,11 @@
 //! else in the program ends the process.
 
 mod bootstrap;
+pub mod graph;
+mod history;
 pub(crate) mod journal;
+pub mod plan;
+mod replay;
 mod status;
 mod tick;
 
@@ -55,6 +59,12 @@ enum Format {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Drawing {
+    Mermaid,
+    Dot,
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// One pass: check in, deploy what is desired, report.
@@ -69,6 +79,24 @@ enum Command {
     Status {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
+    },
+    /// The last ticks that did something: when, what, how long, and why.
+    History {
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Run recordings through the machine: does it still decide like that?
+    Replay {
+        /// Recordings: from <state_dir>/recordings or `tick --record`.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// The state machine, drawn from its transition table.
+    Graph {
+        #[arg(long, value_enum, default_value_t = Drawing::Mermaid)]
+        format: Drawing,
     },
     /// The effective configuration.
     Config {
@@ -86,12 +114,18 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Tick {
+    /// Print what a tick would do, effect by effect, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
     /// Remove the agent's own images that no kept release needs.
     #[arg(long)]
     prune: bool,
     /// Ignore backoff and quarantine, and apply again what is applied.
     #[arg(long)]
     force: bool,
+    /// Write a recording of this tick, whatever it does.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// How the result is written.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -138,6 +172,12 @@ fn run(cli: Cli) -> u8 {
         }),
         Command::Bootstrap { grant_file } => configured(&|config| bootstrap::run(&config, grant_file)),
         Command::Status { format } => configured(&|config| status::run(&config, *format == Format::Json)),
+        Command::History { format } => configured(&|config| history::run(&config, *format == Format::Json)),
+        Command::Replay { files, format } => replay::run(files, *format == Format::Json),
+        Command::Graph { format } => {
+            print!("{}", if *format == Drawing::Dot { graph::dot() } else { graph::mermaid() });
+            exit::OK
+        }
         Command::Config { command: ConfigCommand::Show } => configured(&|config| {
             print!("{}", config.show());
             exit::OK

@@ -1,17 +1,23 @@
 //! `tick`: one pass of the machine in the real world.
 
 use std::hash::{BuildHasher, RandomState};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::journal::{self, Journal};
+use super::plan::Plan;
 use super::{Format, Tick, exit};
 use crate::config::Config;
+use crate::drivers::Driver;
 use crate::drivers::clock::{Cancel, Clock};
+use crate::drivers::dry_run::DryRun;
+use crate::drivers::record::{self, Recorder};
 use crate::drivers::run_loop::{self, Ended};
 use crate::drivers::store::{Store, StoreError};
 use crate::drivers::vault::Vault;
 use crate::drivers::world::World;
+use crate::effects::Stamp;
 use crate::effects::failure::Code;
 use crate::fsm::stages::Done;
 use crate::fsm::{Boot, Note, Options};
@@ -25,38 +31,117 @@ pub fn run(config: Config, args: &Tick) -> u8 {
             journal::say(&Note::warn(format!("signal {signal} cannot be caught: {error}")));
         }
     }
+    if args.dry_run {
+        return dry_run(config, args, clock, cancel);
+    }
     let vault = Arc::new(Vault::default());
     let store = match Store::open(&config.state_dir, Arc::clone(&vault)) {
         Ok(store) => store,
         Err(error) => return unusable(&error),
     };
-    let loaded = match store.load_state(clock.now()) {
-        Ok(loaded) => loaded,
-        Err(error) => return unusable(&error),
+    let boot = match boot(&config, args, &store, &clock) {
+        Ok(boot) => boot,
+        Err(status) => return status,
     };
+    let (began, seed) = (boot.now, boot.seed);
+    let world = World::new(config, store, vault, clock, cancel, seed);
+    let largest = if args.record.is_some() { usize::MAX } else { record::LARGEST };
+    let mut watch = (Journal, Recorder::new(largest));
+    let ended = run_loop::run(boot, &world, &mut watch);
+    let (done, status) = match &ended {
+        Ended::Done(done) => {
+            print(done, args.format);
+            (Some(done), done.exit.status())
+        }
+        Ended::Interrupted => {
+            journal::say(&Note::warn("asked to end; the next tick goes on from here"));
+            (None, exit::TEMPORARY)
+        }
+    };
+    let (_, recorder) = watch;
+    keep(&world, recorder, done, began, args.record.as_deref());
+    status
+}
+
+/// Everything that a tick begins with.
+fn boot(config: &Config, args: &Tick, store: &Store, clock: &Clock) -> Result<Boot, u8> {
+    let loaded = store.load_state(clock.now()).map_err(|error| unusable(&error))?;
     for note in loaded.notes {
         journal::say(&Note::warn(note));
     }
-    let boot = Boot {
+    Ok(Boot {
         settings: config.settings.clone(),
         options: Options { force: args.force, prune: args.prune },
         state: loaded.state,
         local: loaded.local,
         seed: RandomState::new().hash_one(std::process::id()),
         now: clock.now(),
-    };
-    let seed = boot.seed;
-    let world = World::new(config, store, vault, clock, cancel, seed);
-    match run_loop::run(boot, &world, &mut Journal) {
-        Ended::Done(done) => {
-            print(&done, args.format);
-            done.exit.status()
-        }
-        Ended::Interrupted => {
-            journal::say(&Note::warn("asked to end; the next tick goes on from here"));
-            exit::TEMPORARY
+    })
+}
+
+/// Keeps the recording of a tick that did something, and writes it where it was asked for.
+fn keep(world: &World, recorder: Recorder, done: Option<&Done>, began: Stamp, file: Option<&Path>) {
+    let worth_it = recorder.did_something();
+    let text = recorder.finish(done, world.now());
+    if let Some(file) = file
+        && let Err(error) = std::fs::write(file, &text)
+    {
+        journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
+    }
+    if worth_it && text.len() <= record::LARGEST {
+        let name = format!("{:015}.jsonl", began.0);
+        if let Err(fault) = world.store().save_recording(&name, text.as_bytes(), record::KEPT) {
+            journal::say(&Note::warn(format!("the recording of this tick could not be kept: {}", fault.detail)));
         }
     }
+}
+
+/// Runs the machine in a world of which only the reading half is real, and prints what it would do.
+fn dry_run(mut config: Config, args: &Tick, clock: Clock, cancel: Cancel) -> u8 {
+    let (store, vault) = look(&config.state_dir);
+    let boot = match boot(&config, args, &store, &clock) {
+        Ok(boot) => boot,
+        Err(status) => return status,
+    };
+    // What has to lie on a disk to be read lies where nobody looks for it.
+    let scratch = tempfile::Builder::new().prefix("monky-deployd-plan-").tempdir();
+    let opened = scratch.map_err(|error| error.to_string()).and_then(|scratch| {
+        let store =
+            Store::open(&scratch.path().join("state"), Arc::clone(&vault)).map_err(|error| error.to_string())?;
+        Ok((scratch, store))
+    });
+    let (scratch, scratch_store) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            journal::say(&Note::error(format!("a dry run needs a scratch folder below TMPDIR: {error}")));
+            return exit::FAILED;
+        }
+    };
+    config.state_dir = scratch.path().join("state");
+    let world = World::new(config, scratch_store, vault, clock, cancel, boot.seed);
+    let driver = DryRun::new(world);
+    let mut watch = (Plan::default(), Recorder::new(usize::MAX));
+    let ended = run_loop::run(boot, &driver, &mut watch);
+    let (mut plan, recorder) = watch;
+    let Ended::Done(done) = ended else { return exit::TEMPORARY };
+    if let Some(file) = &args.record {
+        if let Err(error) = std::fs::write(file, recorder.finish(Some(&done), driver.now())) {
+            journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
+        }
+    }
+    let status = done.exit.status();
+    plan.finish(done);
+    match args.format {
+        Format::Text => {
+            let terminal = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            print!("{}", plan.text(terminal));
+        }
+        Format::Json => match serde_json::to_string_pretty(&plan) {
+            Ok(json) => println!("{json}"),
+            Err(error) => journal::say(&Note::error(format!("the plan could not be written as JSON: {error}"))),
+        },
+    }
+    status
 }
 
 fn print(done: &Done, format: Format) {

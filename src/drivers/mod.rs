@@ -4,8 +4,11 @@
 
 pub mod clock;
 pub mod docker;
+pub mod dry_run;
 pub mod http;
 pub mod openbao;
+pub mod record;
+pub mod replay;
 pub mod run_loop;
 pub mod store;
 pub mod tenancy;

@@ -22,6 +22,29 @@ pub trait Watch {
     fn hears(&mut self, _input: &Input) {}
 }
 
+/// Two that see the same.
+impl<A: Watch, B: Watch> Watch for (A, B) {
+    fn boots(&mut self, boot: &Boot) {
+        self.0.boots(boot);
+        self.1.boots(boot);
+    }
+
+    fn notes(&mut self, note: &Note) {
+        self.0.notes(note);
+        self.1.notes(note);
+    }
+
+    fn asks(&mut self, machine: &Machine, effect: &Effect, now: Stamp) {
+        self.0.asks(machine, effect, now);
+        self.1.asks(machine, effect, now);
+    }
+
+    fn hears(&mut self, input: &Input) {
+        self.0.hears(input);
+        self.1.hears(input);
+    }
+}
+
 /// How a tick ended.
 #[derive(Debug)]
 pub enum Ended {

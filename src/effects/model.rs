@@ -32,6 +32,13 @@ pub struct Service {
     pub mounted: Vec<String>,
     /// How many containers it should have; 1 if a variable decides.
     pub scale: u32,
+    /// Digest of its definition, variables not filled in, wherever the release lies.
+    pub definition: String,
+    /// The variables that its definition uses, in order.
+    pub variables: Vec<String>,
+    /// The variables whose values are in files that it mounts (`configs` and `secrets` by `content` or `environment`):
+    /// Compose does not look at them when it compares.
+    pub mounted_variables: Vec<String>,
 }
 
 impl Model {
@@ -56,9 +63,17 @@ impl Model {
             if scale > 0 && items(service.get("profiles")).is_empty() {
                 let mounts = Mounts::of(name, service, &top, &ground)?;
                 model.warnings.extend(mounts.warnings.iter().cloned());
-                let image = text(service, "image").map(str::to_owned);
-                let digest = mounts.digest();
-                model.services.insert(name.clone(), Service { image, mounts: digest, mounted: mounts.paths(), scale });
+                let definition = service.to_string();
+                let service = Service {
+                    image: text(service, "image").map(str::to_owned),
+                    mounts: mounts.digest(),
+                    mounted: mounts.paths(),
+                    scale,
+                    definition: hex_sha(&definition.replace(&ground.project, ".")),
+                    variables: variables(&definition),
+                    mounted_variables: mounts.variables.into_iter().collect(),
+                };
+                model.services.insert(name.clone(), service);
             }
         }
         if model.services.is_empty() {
@@ -75,11 +90,15 @@ struct Mounts {
     /// What is mounted as what, and its digest.
     lines: BTreeSet<String>,
     paths: BTreeSet<String>,
+    variables: BTreeSet<String>,
     warnings: Vec<String>,
 }
 
 impl Mounts {
     fn of(name: &str, service: &Value, top: &Value, ground: &Ground<'_>) -> Result<Mounts, Refusal> {
+        if service.get("provider").is_some_and(|provider| !provider.is_null()) {
+            return Err(refused(format!("service {name:?} has `provider`: it would run a program of the box itself")));
+        }
         if service.get("build").is_some_and(|build| !build.is_null()) {
             return Err(refused(format!("service {name:?} has `build`: a box only pulls; name a pushed `image`")));
         }
@@ -125,6 +144,10 @@ impl Mounts {
                 } else if let Some(content) = text(definition, "content") {
                     // It stands in compose.yaml, but Compose does not look at it when it compares either.
                     mounts.lines.insert(format!("{label} {}", hex_sha(content)));
+                    mounts.variables.extend(variables(content));
+                } else if let Some(variable) = text(definition, "environment") {
+                    mounts.lines.insert(format!("{label} ${variable}"));
+                    mounts.variables.insert(variable.to_owned());
                 }
                 // Tried on 2.26.1 and 2.40.3: neither recreates for these, and the mounted value stays the old one.
                 let variable =
@@ -240,6 +263,19 @@ fn clean(path: &str) -> String {
     parts.iter().fold(String::new(), |path, part| path + "/" + part)
 }
 
+/// The names of the variables in a text (`$NAME`, `${NAME…}`; `$$` is no variable), each once, in order.
+fn variables(text: &str) -> Vec<String> {
+    let text = text.replace("$$", "");
+    let name = |rest: &str| -> Option<String> {
+        let rest = rest.strip_prefix('{').unwrap_or(rest);
+        let end = rest.find(|c: char| c != '_' && !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        let name = &rest[..end];
+        name.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic()).then(|| name.to_owned())
+    };
+    let names: BTreeSet<String> = text.split('$').skip(1).filter_map(name).collect();
+    names.into_iter().collect()
+}
+
 /// `scale` goes before `deploy.replicas`, as in Compose.
 fn scale(service: &Value) -> u32 {
     let number = |value: &Value| match value {
@@ -266,6 +302,12 @@ fn text<'v>(value: &'v Value, key: &str) -> Option<&'v str> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn variables_are_found_in_every_way_they_are_written() {
+        let text = "$A ${B} ${C:-x} ${D?no} $$E $${F} $1 ${} x$_G- \"${C}\"";
+        assert_eq!(super::variables(text), ["A", "B", "C", "D", "_G"]);
+    }
+
     use super::*;
     use serde_json::json;
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::failure::Code;
+use super::model::Service;
 use super::report::Report;
 use super::{DockerVersions, Sha, Stamp};
 
@@ -55,9 +56,9 @@ pub struct Applied {
     /// The ids of its images.
     #[serde(default)]
     pub images: BTreeSet<String>,
-    /// The services it is made of, and how many containers each has.
+    /// The services it is made of.
     #[serde(default)]
-    pub services: BTreeMap<String, u32>,
+    pub services: BTreeMap<String, Service>,
 }
 
 /// When a release became `current`.
@@ -98,8 +99,8 @@ pub struct Goal {
     pub cause: Cause,
     /// When its tick began.
     pub since: Stamp,
-    /// The services it is made of, and how many containers each has.
-    pub services: BTreeMap<String, u32>,
+    /// The services it is made of.
+    pub services: BTreeMap<String, Service>,
     /// The version of every secret it was given, by path.
     pub secrets: BTreeMap<String, u64>,
     /// What to do if it does not become healthy.

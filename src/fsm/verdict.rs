@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::effects::Stamp;
 use crate::effects::containers::{Container, ContainerState, Health, RestartPolicy};
+use crate::effects::model::Service;
 
 /// How a container was at an earlier look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,9 +100,9 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
 
 /// Judges one look at the containers, and remembers it in `baseline`.
 ///
-/// `services` are the services the release is made of, with how many containers each should have.
+/// `services` are the services the release is made of.
 pub fn judge(
-    services: &BTreeMap<String, u32>,
+    services: &BTreeMap<String, Service>,
     containers: &[Container],
     baseline: &mut Baseline,
     now: Stamp,
@@ -109,7 +110,7 @@ pub fn judge(
 ) -> Verdict {
     let mut failing = Vec::new();
     let mut waiting = Vec::new();
-    for (service, scale) in services {
+    for (service, Service { scale, .. }) in services {
         let mut mine: Vec<&Container> = containers.iter().filter(|c| c.service == *service).collect();
         mine.sort_by(|a, b| a.name.cmp(&b.name));
         if mine.len() < usize::try_from(*scale).unwrap_or(usize::MAX) {

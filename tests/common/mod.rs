@@ -1,4 +1,7 @@
 //! What the suites share. Each suite uses a part of it.
-#![expect(dead_code, reason = "each suite uses a part of what is shared")]
+#![allow(dead_code, reason = "each suite uses a part of what is shared")]
 
+pub mod openapi;
+#[cfg(feature = "sandbox")]
+pub mod rig;
 pub mod script;

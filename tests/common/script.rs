@@ -90,8 +90,22 @@ pub fn applied(name: &str, generation: Option<i64>) -> Applied {
         generation,
         secrets: BTreeMap::from([("monky/env-qa-02/db".to_owned(), 1)]),
         images: BTreeSet::from(["sha256:a".to_owned()]),
-        services: BTreeMap::from([("web".to_owned(), 1)]),
+        services: services(),
     }
+}
+
+/// One service that mounts a file of the bundle.
+pub fn services() -> BTreeMap<String, Service> {
+    let web = Service {
+        image: Some("registry.example/web:1".to_owned()),
+        mounts: Some("d1".to_owned()),
+        mounted: vec!["conf/web.conf".to_owned()],
+        scale: 1,
+        definition: "def1".to_owned(),
+        variables: vec!["DB_PASSWORD".to_owned()],
+        mounted_variables: Vec::new(),
+    };
+    BTreeMap::from([("web".to_owned(), web)])
 }
 
 pub fn versions() -> DockerVersions {
@@ -143,7 +157,7 @@ pub fn container(service: &str, state: ContainerState, health: Option<Health>) -
         restart_count: 0,
         restart_policy: RestartPolicy::UnlessStopped,
         started_at: "2026-09-21T13:33:20.000000001Z".to_owned(),
-        started: Some(NOW),
+        started: Some(NOW.plus_s(100)),
     }
 }
 
@@ -224,18 +238,7 @@ impl Script {
             Op::FetchBundle(_) => Event::BundleFetched(Ok(Box::new(self.facts.clone()))),
             Op::ProbeDocker(_) => Event::DockerProbed(Ok(versions())),
             Op::StageBundle(_) => Event::BundleStaged(Ok(())),
-            Op::ReadModel(_) => Event::ModelRead(Ok(Model {
-                services: BTreeMap::from([(
-                    "web".to_owned(),
-                    Service {
-                        image: Some("registry.example/web:1".to_owned()),
-                        mounts: Some("d1".to_owned()),
-                        mounted: vec!["conf/web.conf".to_owned()],
-                        scale: 1,
-                    },
-                )]),
-                warnings: Vec::new(),
-            })),
+            Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), warnings: Vec::new() })),
             Op::LookupToken(_) => Event::TokenLookedUp(Ok(token(3000))),
             Op::RenewToken(_) => Event::TokenRenewed(Ok(token(3600))),
             Op::AskLease(_) => Event::LeaseAnswered(Ok(Lease {
@@ -349,6 +352,7 @@ pub fn run(boot: Boot, mut script: Script) -> Trace {
             exit: monky_deployd::fsm::stages::Exit::Failed,
             word: "never done".to_owned(),
             sha: None,
+            cause: None,
             code: Some(Code::StageFailed),
             detail: String::new(),
         },

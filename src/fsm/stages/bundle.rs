@@ -2,8 +2,6 @@
 //!
 //! Invariant: whatever is refused is refused here, before a lease is asked for and before anything that runs is touched.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Deploy, Purpose, Report, Token, answer};
@@ -156,13 +154,11 @@ impl Flow<Bundle> {
         }
         let BundleFacts { meta, manifest, .. } = facts;
         let settings = &self.core().settings;
-        let mounts = model.services.iter();
         let deploy = Deploy {
             attempt: self.stage.attempt.clone(),
             generation: meta.generation,
             manifest: manifest.unwrap_or_default(),
-            mounts: mounts.filter_map(|(name, s)| Some((name.clone(), s.mounts.clone()?))).collect(),
-            services: model.services.iter().map(|(name, s)| (name.clone(), s.scale)).collect::<BTreeMap<_, _>>(),
+            services: model.services,
             on_unhealthy: meta.agent.on_unhealthy.unwrap_or(settings.on_unhealthy),
             healthy_timeout_s: meta.agent.healthy_timeout_s.unwrap_or(settings.healthy_timeout_s),
         };

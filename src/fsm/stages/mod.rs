@@ -22,7 +22,8 @@ pub use secrets::Secrets;
 pub use token::{Purpose, Token};
 pub use up::Up;
 
-use crate::effects::manifest::Manifest;
+use crate::effects::manifest::{Entry, Manifest};
+use crate::effects::model::Service;
 use crate::effects::state::{Cause, FailedDeploy, Goal, LastError};
 use crate::effects::{OnUnhealthy, Sha, Stamp, ValueUse};
 
@@ -77,10 +78,8 @@ pub struct Deploy {
     pub generation: Option<i64>,
     /// The secrets it names.
     pub manifest: Manifest,
-    /// The services it is made of, and how many containers each has.
-    pub services: BTreeMap<String, u32>,
-    /// Each service's digest of the bundle content that it mounts.
-    pub mounts: Vec<(String, String)>,
+    /// The services it is made of.
+    pub services: BTreeMap<String, Service>,
     /// What to do if it does not become healthy.
     pub on_unhealthy: OnUnhealthy,
     /// How long `up` and the wait for health may take together (seconds).
@@ -88,13 +87,20 @@ pub struct Deploy {
 }
 
 impl Deploy {
-    /// The names of the variables that its manifest provides, in order.
-    fn variables(&self) -> Vec<String> {
-        let name = |usage: &ValueUse| match usage {
-            ValueUse::Env(name) => Some(name.clone()),
-            ValueUse::RegistryAuth => None,
+    /// Each service's label: the digest of the content that it mounts. A value in a mounted file counts by its secret's
+    /// version, since Compose would not see it change.
+    fn labels(&self, versions: &BTreeMap<String, u64>) -> Vec<(String, String)> {
+        let version_of = |name: &String| {
+            let given = |entry: &&Entry| matches!(&entry.usage, ValueUse::Env(var) if var == name);
+            let entry = self.manifest.entries.iter().find(given)?;
+            Some(format!("{name} {}\n", versions.get(&entry.path)?))
         };
-        self.manifest.entries.iter().filter_map(|entry| name(&entry.usage)).collect()
+        let label = |service: &Service| {
+            let values: String = service.mounted_variables.iter().filter_map(version_of).collect();
+            let mounts = service.mounts.clone()?;
+            Some(if values.is_empty() { mounts } else { Sha::of(format!("{mounts}\n{values}").as_bytes()).into() })
+        };
+        self.services.iter().filter_map(|(name, service)| Some((name.clone(), label(service)?))).collect()
     }
 
     fn goal(self, secrets: BTreeMap<String, u64>) -> Goal {

@@ -12,7 +12,7 @@ use crate::effects::containers::{Container, ContainerState};
 use crate::effects::failure::{Class, Code};
 use crate::effects::report::{Outcome, Report as Told, ReportedContainer};
 use crate::effects::sha::Sha;
-use crate::effects::state::{Applied, Attempts, Goal, LastError, LastResult, Promotion, State};
+use crate::effects::state::{Applied, Attempts, Cause, Goal, LastError, LastResult, Promotion, State};
 use crate::effects::{
     CallFault, DropReport, Event, PruneReleases, RemoveImages, SaveReport, SaveState, SendReport, Stamp, StoreFault,
     by_service,
@@ -114,6 +114,8 @@ pub struct Done {
     pub word: String,
     /// The bundle it is about.
     pub sha: Option<Sha>,
+    /// Why that bundle was deployed.
+    pub cause: Option<Cause>,
     /// Why it failed or waits.
     pub code: Option<Code>,
     /// For a person.
@@ -353,6 +355,7 @@ impl Flow<Report> {
             exit: Exit::Failed,
             word: "failed".to_owned(),
             sha: self.stage.done.sha.clone(),
+            cause: self.stage.done.cause,
             code: Some(failure.code),
             detail: failure.detail,
         };
@@ -384,39 +387,45 @@ fn line(done: &Done) -> String {
 }
 
 fn done(conclusion: &Conclusion) -> Done {
-    let done = |exit: Exit, word: &str, sha: Option<&Sha>, code: Option<Code>, detail: String| Done {
+    let end = |exit: Exit, word: &str, detail: String| Done {
         exit,
         word: word.to_owned(),
-        sha: sha.cloned(),
-        code,
+        sha: None,
+        cause: None,
+        code: None,
         detail,
     };
     match conclusion {
         Conclusion::Applied { goal, seen: _ } => match &goal.instead_of {
-            None => done(Exit::Ok, "applied", Some(&goal.sha), None, String::new()),
+            None => {
+                let (sha, cause) = (Some(goal.sha.clone()), Some(goal.cause));
+                Done { sha, cause, ..end(Exit::Ok, "applied", String::new()) }
+            }
             Some(failed) => {
                 let detail = format!("{}; {} is back up", failed.error.detail, goal.sha.short());
-                done(Exit::Failed, "rolled_back", Some(&failed.sha), Some(failed.error.code), detail)
+                let (sha, cause, code) = (Some(failed.sha.clone()), Some(failed.cause), Some(failed.error.code));
+                Done { sha, cause, code, ..end(Exit::Failed, "rolled_back", detail) }
             }
         },
         Conclusion::Failed { failure, attempt, seen: _ } => {
-            done(Exit::Failed, "failed", Some(&attempt.sha), Some(failure.code), failure.detail.clone())
+            let (sha, cause, code) = (Some(attempt.sha.clone()), Some(attempt.cause), Some(failure.code));
+            Done { sha, cause, code, ..end(Exit::Failed, "failed", failure.detail.clone()) }
         }
         Conclusion::Deferred { failure, attempt } => {
-            let sha = attempt.as_ref().map(|attempt| &attempt.sha);
-            done(Exit::Temporary, "deferred", sha, Some(failure.code), failure.detail.clone())
+            let (sha, cause) = attempt.as_ref().map(|of| (of.sha.clone(), of.cause)).unzip();
+            Done { sha, cause, code: Some(failure.code), ..end(Exit::Temporary, "deferred", failure.detail.clone()) }
         }
-        Conclusion::Unchanged { sha } => done(Exit::Ok, "unchanged", Some(sha), None, String::new()),
-        Conclusion::Idle => done(Exit::Ok, "idle", None, None, "tenancy desires no bundle".to_owned()),
-        Conclusion::Held { reason } => done(Exit::Ok, "held", None, None, faults::clip(reason, 300)),
-        Conclusion::Offline => done(Exit::Ok, "offline", None, None, String::new()),
+        Conclusion::Unchanged { sha } => Done { sha: Some(sha.clone()), ..end(Exit::Ok, "unchanged", String::new()) },
+        Conclusion::Idle => end(Exit::Ok, "idle", "tenancy desires no bundle".to_owned()),
+        Conclusion::Held { reason } => end(Exit::Ok, "held", faults::clip(reason, 300)),
+        Conclusion::Offline => end(Exit::Ok, "offline", String::new()),
         Conclusion::TooEarly { sha, until: _ } => {
             let detail = "it failed; the backoff is not over (`status` tells until when, `tick --force` ignores it)";
-            done(Exit::Temporary, "too_early", Some(sha), None, detail.to_owned())
+            Done { sha: Some(sha.clone()), ..end(Exit::Temporary, "too_early", detail.to_owned()) }
         }
         Conclusion::Quarantined { sha } => {
             let detail = "it was rolled back; it is left alone until another bundle is desired or `tick --force`";
-            done(Exit::Failed, "quarantined", Some(sha), None, detail.to_owned())
+            Done { sha: Some(sha.clone()), ..end(Exit::Failed, "quarantined", detail.to_owned()) }
         }
     }
 }

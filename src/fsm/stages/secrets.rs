@@ -182,8 +182,8 @@ impl Flow<Secrets> {
         let deploy = &self.stage.deploy;
         let release = WriteRelease {
             sha: deploy.attempt.sha.clone(),
-            variables: deploy.variables(),
-            mounts: deploy.mounts.clone(),
+            variables: deploy.manifest.variables().map(str::to_owned).collect(),
+            mounts: deploy.labels(&versions),
             registry,
         };
         self.awaiting(Awaits::Writing(versions)).then(release)

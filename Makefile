@@ -1,0 +1,39 @@
+# What a developer and the CI run. `check` only reads, `fmt` mends.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | column -t -s "$$(printf '\t')"
+
+check: ## Format, lints, docs, the purity of the core; only reads
+	cargo fmt --all --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --no-default-features --lib --bins -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+	./tests/purity.sh
+
+fmt: ## Format
+	cargo fmt --all
+
+test: ## Every suite, on a real stack that is started and stopped (STACK=off: without it)
+	./tests/run.sh
+
+demo: ## The whole loop on embedded stand-ins
+	cargo run --locked -- demo
+
+bench: ## Against bare Python, bare Compose, and the machine by itself; prints ratios
+	./benches/run.sh
+
+stack-up: ## Start the real stack and leave it running
+	./tests/stack/install.sh
+	./tests/stack/up.sh
+
+stack-down: ## Stop it
+	./tests/stack/down.sh
+
+incident: ## A field recording becomes a fixture: make incident FROM=recording.jsonl NAME=2026-09-what-happened
+	./fixtures/incidents/add.sh "$(FROM)" "$(NAME)"
+
+.PHONY: help check fmt test demo bench stack-up stack-down incident

@@ -1,0 +1,127 @@
+//! `history`: what did it do last night, and why? From the recordings; only reads.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::status::moment;
+use super::{exit, tick};
+use crate::config::Config;
+use crate::drivers::record::Line;
+use crate::drivers::replay::Recording;
+use crate::effects::state::Cause;
+use crate::fsm::StageName;
+
+/// One tick that did something.
+#[derive(Debug, Serialize)]
+struct Entry {
+    /// When it began.
+    at: String,
+    /// `applied`, `failed`, …; `interrupted` if it did not end.
+    outcome: String,
+    sha: Option<String>,
+    code: Option<&'static str>,
+    /// Why it acted.
+    why: Option<String>,
+    detail: String,
+    duration_ms: i64,
+    /// Milliseconds spent in each stage, in order.
+    stages: Vec<(StageName, i64)>,
+    recording: PathBuf,
+}
+
+/// Prints the history and gives the exit status.
+pub fn run(config: &Config, as_json: bool) -> u8 {
+    let (store, _vault) = tick::look(&config.state_dir);
+    let files = match store.recordings() {
+        Ok(files) => files,
+        Err(error) => {
+            eprintln!("{error}");
+            return exit::FAILED;
+        }
+    };
+    let mut entries = Vec::new();
+    for file in files {
+        let read = File::open(&file).map_err(Into::into).and_then(|open| Recording::read(BufReader::new(open)));
+        match read {
+            Ok(recording) => entries.push(entry(&recording, file)),
+            Err(error) => eprintln!("{}: {error}", file.display()),
+        }
+    }
+    if as_json {
+        for entry in &entries {
+            match serde_json::to_string(entry) {
+                Ok(json) => println!("{json}"),
+                Err(error) => eprintln!("an entry could not be written as JSON: {error}"),
+            }
+        }
+    } else if entries.is_empty() {
+        println!("no tick has done anything yet");
+    } else {
+        for entry in &entries {
+            println!("{}", text(entry));
+        }
+    }
+    exit::OK
+}
+
+/// Why a tick acted, in words.
+pub fn why(cause: Cause) -> String {
+    match cause {
+        Cause::NewSha => "new sha".to_owned(),
+        Cause::Retry(n) => format!("retry {n}"),
+        Cause::Drift => "drift".to_owned(),
+        Cause::Forced => "forced".to_owned(),
+        Cause::Interrupted => "finishing an interrupted apply".to_owned(),
+    }
+}
+
+fn entry(recording: &Recording, file: PathBuf) -> Entry {
+    let mut stages: Vec<(StageName, i64)> = Vec::new();
+    let mut entered = 0;
+    let mut end = 0;
+    for line in &recording.lines {
+        match line {
+            Line::Effect { ms, stage, .. } => {
+                if stages.last().is_none_or(|(last, _)| last != stage) {
+                    if let Some((_, spent)) = stages.last_mut() {
+                        *spent = ms - entered;
+                    }
+                    stages.push((*stage, 0));
+                    entered = *ms;
+                }
+                end = *ms;
+            }
+            Line::Event { ms, .. } | Line::Outcome { ms, .. } => end = *ms,
+            Line::Header { .. } | Line::Cut { .. } => {}
+        }
+    }
+    if let Some((_, spent)) = stages.last_mut() {
+        *spent = end - entered;
+    }
+    let done = recording.done();
+    Entry {
+        at: moment(recording.boot.now),
+        outcome: done.map_or("interrupted".to_owned(), |done| done.word.clone()),
+        sha: done.and_then(|done| done.sha.as_ref()).map(|sha| sha.to_string()),
+        code: done.and_then(|done| done.code).map(|code| code.as_str()),
+        why: done.and_then(|done| done.cause).map(why),
+        detail: done.map(|done| done.detail.clone()).unwrap_or_default(),
+        duration_ms: end,
+        stages,
+        recording: file,
+    }
+}
+
+fn text(entry: &Entry) -> String {
+    let sha = entry.sha.as_ref().map(|sha| format!(" {}", sha.get(..12).unwrap_or(sha))).unwrap_or_default();
+    let code = entry.code.map(|code| format!(" {code}")).unwrap_or_default();
+    let why = entry.why.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    let seconds = |ms: i64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
+    let stages: Vec<String> = entry.stages.iter().map(|(stage, ms)| format!("{stage} {}", seconds(*ms))).collect();
+    let head = format!("{}  {}{sha}{code} in {}{why}", entry.at, entry.outcome, seconds(entry.duration_ms));
+    let detail = if entry.detail.is_empty() { String::new() } else { format!("\n    {}", entry.detail) };
+    format!("{head}{detail}\n    {}", stages.join(", "))
+}

@@ -1,0 +1,237 @@
+//! Replay: a recording, run through today's machine and compared effect by effect.
+//!
+//! Invariant: nothing is carried out; the only input is the recording.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io::{self, BufRead};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::record::{FORMAT, Line};
+use crate::effects::Effect;
+use crate::fsm::stages::Done;
+use crate::fsm::{Boot, Input, Machine, StageName, Transition};
+
+/// Why a recording cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// It cannot be read.
+    #[error("it cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// A line is not what it should be.
+    #[error("line {line}: {what}")]
+    Malformed {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// It was written by a newer agent.
+    #[error("it has format {found}, this agent reads up to {FORMAT}: replay it with a newer monky-deployd")]
+    Newer {
+        /// Its format.
+        found: u64,
+    },
+}
+
+/// A recording.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recording {
+    /// The agent that recorded.
+    pub agent: String,
+    /// What the tick began with.
+    pub boot: Boot,
+    /// The lines after the header.
+    pub lines: Vec<Line>,
+}
+
+impl Recording {
+    /// Reads a recording.
+    ///
+    /// # Errors
+    /// If it cannot be read, a line is malformed, or its format is newer than [`FORMAT`].
+    pub fn read(from: impl BufRead) -> Result<Recording, ReplayError> {
+        let malformed = |line: usize, what: String| ReplayError::Malformed { line, what };
+        let mut lines = from.lines();
+        let first = lines.next().ok_or_else(|| malformed(1, "it is empty".to_owned()))??;
+        // The format first: what comes after it is only known for formats that are known.
+        let header: Value = serde_json::from_str(&first).map_err(|error| malformed(1, error.to_string()))?;
+        match header.get("format").and_then(Value::as_u64) {
+            Some(found) if found > u64::from(FORMAT) => return Err(ReplayError::Newer { found }),
+            Some(_) => {}
+            None => {
+                return Err(malformed(1, "it has no format; the first line of a recording is its header".to_owned()));
+            }
+        }
+        let Line::Header { format: _, agent, boot } =
+            serde_json::from_str(&first).map_err(|error| malformed(1, error.to_string()))?
+        else {
+            return Err(malformed(1, "it is no header".to_owned()));
+        };
+        let mut recording = Recording { agent, boot: *boot, lines: Vec::new() };
+        for (at, line) in lines.enumerate() {
+            let line = line?;
+            if line.trim().is_empty() {
+                continue;
+            }
+            match serde_json::from_str(&line).map_err(|error| malformed(at + 2, error.to_string()))? {
+                Line::Header { .. } => return Err(malformed(at + 2, "a second header".to_owned())),
+                line => recording.lines.push(line),
+            }
+        }
+        Ok(recording)
+    }
+
+    /// How the recorded tick ended.
+    pub fn done(&self) -> Option<&Done> {
+        self.lines.iter().rev().find_map(|line| match line {
+            Line::Outcome { done, .. } => Some(done),
+            Line::Header { .. } | Line::Effect { .. } | Line::Event { .. } | Line::Cut { .. } => None,
+        })
+    }
+}
+
+/// What a replay found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// Effects that are the same.
+    pub same: usize,
+    /// Events that were replayed.
+    pub events: usize,
+    /// The recording was not complete: only its beginning could be compared.
+    pub cut: bool,
+    /// Where it differs first.
+    pub divergence: Option<Divergence>,
+}
+
+/// The first difference.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Divergence {
+    /// The number of the recorded line.
+    pub n: u32,
+    /// The stage in which the machine is now.
+    pub stage: StageName,
+    /// The event that led there.
+    pub after: Option<Input>,
+    /// What was recorded.
+    pub recorded: Option<Value>,
+    /// What the machine does now.
+    pub now: Option<Value>,
+}
+
+/// Runs a recording through the machine.
+pub fn replay(recording: &Recording) -> Verdict {
+    let mut verdict = Verdict { same: 0, events: 0, cut: false, divergence: None };
+    let Transition { next, effects, notes: _, taken: _ } = Machine::boot(recording.boot.clone());
+    let mut machine = Some(next);
+    let mut emitted: VecDeque<Effect> = effects.into();
+    let mut after: Option<&Input> = None;
+    for line in &recording.lines {
+        let Some(at) = machine.as_ref().map(Machine::stage) else { break };
+        let differs = |n: u32, recorded: Option<Value>, now: Option<Value>| {
+            Some(Divergence { n, stage: at, after: after.cloned(), recorded, now })
+        };
+        match line {
+            Line::Header { .. } => {}
+            Line::Effect { n, ms: _, stage: _, effect } => match emitted.pop_front() {
+                Some(now) if now == *effect => verdict.same += 1,
+                now => {
+                    verdict.divergence = differs(*n, Some(value(effect)), now.as_ref().map(value));
+                    return verdict;
+                }
+            },
+            Line::Event { n: _, ms: _, input } => {
+                if let Some(stepping) = machine.take() {
+                    let step = stepping.step(input.clone());
+                    emitted.extend(step.effects);
+                    machine = Some(step.next);
+                }
+                verdict.events += 1;
+                after = Some(input);
+            }
+            Line::Outcome { n, ms: _, done } => {
+                let now = machine.as_ref().and_then(Machine::done);
+                if let Some(more) = emitted.pop_front() {
+                    verdict.divergence = differs(*n, Some(value(done)), Some(value(&more)));
+                } else if now != Some(done) {
+                    verdict.divergence = differs(*n, Some(value(done)), now.map(value));
+                }
+                return verdict;
+            }
+            Line::Cut { .. } => {
+                verdict.cut = true;
+                return verdict;
+            }
+        }
+    }
+    verdict.cut = true;
+    verdict
+}
+
+fn value(what: &impl Serialize) -> Value {
+    serde_json::to_value(what).unwrap_or(Value::Null)
+}
+
+impl Verdict {
+    /// For a person.
+    pub fn text(&self) -> String {
+        let Some(divergence) = &self.divergence else {
+            let cut = if self.cut { " (the recording was cut; only its beginning could be compared)" } else { "" };
+            return format!("identical: {} effects, {} events{cut}", self.same, self.events);
+        };
+        let Divergence { n, stage, after, recorded, now } = divergence;
+        let mut text = format!("differs at line {n}, in stage {stage}, after {} identical effects\n", self.same);
+        match after {
+            Some(input) => {
+                let event = serde_json::to_string(&input.event).unwrap_or_default();
+                let _ = writeln!(text, "  after     event to effect {}: {}", input.answers.0, short(&event));
+            }
+            None => text.push_str("  after     the boot\n"),
+        }
+        match (recorded, now) {
+            (Some(recorded), Some(now)) => {
+                for (path, was, is) in differences(recorded, now) {
+                    let _ = writeln!(text, "  {path}\n    recorded  {was}\n    now       {is}");
+                }
+            }
+            (recorded, now) => {
+                let say =
+                    |value: &Option<Value>| value.as_ref().map_or("nothing".to_owned(), |v| short(&v.to_string()));
+                let _ = writeln!(text, "    recorded  {}\n    now       {}", say(recorded), say(now));
+            }
+        }
+        text
+    }
+}
+
+fn short(text: &str) -> String {
+    crate::fsm::faults::clip(text, 300)
+}
+
+/// The places where two values differ.
+fn differences(was: &Value, is: &Value) -> Vec<(String, String, String)> {
+    let mut found = Vec::new();
+    compare("", was, is, &mut found);
+    found
+}
+
+fn compare(path: &str, was: &Value, is: &Value, found: &mut Vec<(String, String, String)>) {
+    match (was, is) {
+        (Value::Object(old), Value::Object(new)) if old.get("op") == new.get("op") => {
+            let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for key in keys {
+                let (old, new) = (old.get(key).unwrap_or(&Value::Null), new.get(key).unwrap_or(&Value::Null));
+                compare(&format!("{path}.{key}"), old, new, found);
+            }
+        }
+        (was, is) if was == is => {}
+        (was, is) => {
+            let path = if path.is_empty() { "." } else { path };
+            found.push((path.to_owned(), short(&was.to_string()), short(&is.to_string())));
+        }
+    }
+}
