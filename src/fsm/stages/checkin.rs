@@ -53,12 +53,7 @@ pub fn boot(boot: Boot) -> Transition {
             }
             .to_owned()
         }),
-        last_error: core
-            .state
-            .trouble
-            .as_ref()
-            .or(core.state.last_error.as_ref())
-            .map(|e| format!("{}: {}", e.code, e.detail)),
+        last_error: core.state.trouble.as_ref().or(core.state.last_error.as_ref()).map(|e| e.code.before(&e.detail)),
         token_source: core.local.token,
         docker_version: core.state.docker.as_ref().map(|docker| docker.engine.clone()),
         compose_version: core.state.docker.as_ref().map(|docker| docker.compose.clone()),

@@ -386,9 +386,12 @@ fn level(exit: Exit) -> crate::fsm::event::Level {
 
 fn line(done: &Done) -> String {
     let sha = done.sha.as_ref().map(|sha| format!(" {}", sha.short())).unwrap_or_default();
-    let code = done.code.map(|code| format!(" {code}")).unwrap_or_default();
-    let detail = if done.detail.is_empty() { String::new() } else { format!(": {}", done.detail) };
-    format!("{}{sha}{code}{detail}", done.word)
+    let detail = match done.code {
+        Some(code) => format!(" {}", code.before(&done.detail)),
+        None if done.detail.is_empty() => String::new(),
+        None => format!(": {}", done.detail),
+    };
+    format!("{}{sha}{detail}", done.word)
 }
 
 fn done(conclusion: &Conclusion) -> Done {
