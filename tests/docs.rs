@@ -2,15 +2,13 @@
 //!
 //! Invariant: whatever a table in the README lists is compared with the one table in the code that it was made from.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use monky_deployd::cli::graph;
 use monky_deployd::config::keys::{Absent, KEYS};
 use monky_deployd::effects::failure::{Class, Code};
-use monky_deployd::fsm::EDGES;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -108,17 +106,11 @@ fn the_command_table_has_every_command_in_the_order_of_the_help() {
     assert_eq!(written, known);
 }
 
-/// The diagram of the edge table.
-fn diagram() -> String {
-    let edge = |edge: &monky_deployd::fsm::Edge| format!("    {:?} --> {:?}: {}\n", edge.from, edge.to, edge.when);
-    let edges: String = EDGES.iter().map(edge).collect();
-    format!("```mermaid\nstateDiagram-v2\n    [*] --> Checkin\n{edges}    Done --> [*]\n```\n")
-}
-
 #[test]
 fn the_embedded_diagrams_are_those_of_the_edge_table() {
+    let diagram = format!("```mermaid\n{}```\n", graph::mermaid());
     for name in ["README.md", "ARCHITECTURE.md"] {
-        assert_eq!(between(&read(name), "graph"), diagram(), "{name}");
+        assert_eq!(between(&read(name), "graph"), diagram, "{name}: put the output of `monky-deployd graph` there");
     }
 }
 

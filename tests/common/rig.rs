@@ -318,8 +318,8 @@ impl Rig {
     pub fn bundle(&self, generation: i64, compose: &str, entries: &[Value], files: &[(&str, &str)]) -> BundleFiles {
         let mut bundle = BundleFiles::new();
         let mut put = |path: &str, text: &str| bundle.insert(path.to_owned(), text.as_bytes().to_vec());
-        let images = format!("{}/monky/", self.stack["STACK_REGISTRY"]);
-        put("compose.yaml", &compose.replace('@', &images));
+        let image = |name: &str| self.image(name);
+        put("compose.yaml", &compose.replace("@web:", &image("web:")).replace("@tool:", &image("tool:")));
         put("meta.json", &json!({"env_id": self.env_id, "generation": generation}).to_string());
         put("manifest.json", &json!({ "entries": entries }).to_string());
         for (path, text) in files {

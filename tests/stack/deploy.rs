@@ -77,7 +77,7 @@ fn what_is_kept_is_closed_to_others_and_docker_is_given_credentials_and_nothing_
 
 #[test]
 fn the_next_deploy_uses_the_same_token_again() {
-    on_each(|rig| {
+    on_one(|rig| {
         rig.secret("db", json!({"value": "one"}));
         rig.registry_secret();
         let entries = [rig.entry("PASSWORD", "db"), rig.registry_entry()];

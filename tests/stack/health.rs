@@ -114,7 +114,7 @@ fn a_bundle_may_ask_for_a_rollback_itself_and_a_first_deploy_has_nothing_to_go_b
 
 #[test]
 fn a_service_with_a_healthcheck_is_waited_for() {
-    on_each(|rig| {
+    on_one(|rig| {
         let compose = "
 services:
   slow:

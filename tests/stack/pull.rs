@@ -51,7 +51,7 @@ fn a_registrys_own_words_reach_journal_status_and_report_and_what_runs_is_not_to
 
 #[test]
 fn a_mended_credential_is_used_by_the_next_attempt() {
-    on_each(|rig| {
+    on_one(|rig| {
         rig.secret("registry", json!({"value": "puller:wrong"}));
         let sha = rig.desire(&rig.bundle(1, "services: {web: {image: '@web:1'}}\n", &[rig.registry_entry()], &[]));
         let ran = rig.tick_fails("PULL_FAILED");

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use monky_deployd::sandbox::tenancy::BundleFiles;
 use serde_json::{Value, json};
 
-use crate::common::rig::{Rig, compose_versions, on_each, on_one, stack};
+use crate::common::rig::{Rig, compose_versions, on_one, stack};
 
 const WEB: &str = "services: {web: {image: '@web:1', environment: {PASSWORD: '${PASSWORD}'}}}\n";
 
@@ -233,7 +233,7 @@ fn an_openbao_behind_an_own_ca_is_trusted_with_that_ca_alone() {
 
 #[test]
 fn a_registry_credential_that_is_none_is_a_warning() {
-    on_each(|rig| {
+    on_one(|rig| {
         let nothing_private = "services: {web: {image: '@web:1', pull_policy: if_not_present}}\n";
         // The image is here already.
         rig.deploy(&rig.simple(1, "services: {web: {image: '@web:1'}}\n", &[]));
