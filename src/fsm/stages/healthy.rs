@@ -84,8 +84,8 @@ impl Flow<Healthy> {
         let Healthy { goal, baseline, until, looks, awaits: _ } = &mut self.stage;
         match verdict::judge(&goal.services, &seen, baseline, now, stable_s) {
             Verdict::Healthy => {
-                let goal = goal.clone();
-                Report::conclude(self, Conclusion::Applied { goal: Box::new(goal), seen })
+                let (flow, healthy) = self.leave();
+                Report::conclude(flow, Conclusion::Applied { goal: Box::new(healthy.goal), seen })
             }
             Verdict::Failing(failing) => {
                 let failing = failing.into_iter().map(Found::keep).collect();
