@@ -2,6 +2,8 @@
 //!
 //! Invariant: a box that already runs what is desired asks for nothing that changes anything.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Bundle, Conclusion, PulledProof, Purpose, Report, Token, Up, answer};
@@ -28,7 +30,8 @@ pub fn boot(boot: Boot) -> Transition {
         options,
         local,
         state,
-        saved,
+        saved: Arc::new(saved),
+        saving: None,
         seed,
         began: now,
         now,

@@ -206,7 +206,7 @@ impl Flow<Report> {
             },
             Awaits::Saved => match answer!(self, event, SaveState) {
                 Ok(()) => {
-                    self.core_mut().saved = self.core().state.clone();
+                    self.state_is_saved();
                     self.put_in_outbox()
                 }
                 Err(fault) => self.unwritable(&fault),
@@ -223,7 +223,7 @@ impl Flow<Report> {
             Awaits::Cleaned => self.cleaned(event),
             Awaits::Tidied => match answer!(self, event, SaveState) {
                 Ok(()) => {
-                    self.core_mut().saved = self.core().state.clone();
+                    self.state_is_saved();
                     self.send()
                 }
                 Err(fault) => self.untold(&fault),
@@ -250,11 +250,10 @@ impl Flow<Report> {
     fn save(mut self, told: Option<Box<Told>>) -> Transition {
         let core = self.core_mut();
         core.state.outcome = told.map(|told| *told);
-        if core.state == core.saved {
+        if core.state == *core.saved {
             return self.put_in_outbox();
         }
-        let state = Box::new(core.state.clone());
-        self.awaiting(Awaits::Saved).then(SaveState { state })
+        self.awaiting(Awaits::Saved).then_save()
     }
 
     fn put_in_outbox(self) -> Transition {
@@ -303,11 +302,10 @@ impl Flow<Report> {
     /// What changed since the outcome was saved: it is in the outbox now, and images are gone.
     fn tidy(self) -> Transition {
         let core = self.core();
-        if core.state == core.saved {
+        if core.state == *core.saved {
             return self.send();
         }
-        let state = Box::new(core.state.clone());
-        self.awaiting(Awaits::Tidied).then(SaveState { state })
+        self.awaiting(Awaits::Tidied).then_save()
     }
 
     fn send(self) -> Transition {
@@ -371,8 +369,8 @@ impl Flow<Report> {
     }
 
     fn done(self) -> Transition {
-        let done = self.stage.done.clone();
-        self.to(done).into()
+        let (flow, report) = self.leave();
+        flow.to(report.done).into()
     }
 }
 
