@@ -3,14 +3,12 @@
 #![cfg(feature = "sandbox")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "common/rig.rs"]
-#[expect(dead_code, reason = "each suite uses a part of what is shared")]
-mod rig;
+mod common;
 
 use std::fs;
 use std::path::Path;
 
-use rig::{Rig, compose_versions, stack};
+use common::rig::{Rig, compose_versions, stack};
 use serde_json::{Value, json};
 
 fn on_each(test: impl Fn(&mut Rig)) {
