@@ -307,8 +307,7 @@ fn checkin() -> Vec<Scenario> {
         scenario(
             "an_interrupted_apply_that_is_resumed_again_and_again_is_one_promotion",
             interrupted_b(),
-            Script::default()
-                .next(Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }))),
+            Script::default().next(Event::Inspected(Err(RunFault::Unavailable { detail: said("Cannot connect") }))),
             |t| {
                 deferred_with(t, Code::DockerUnavailable);
                 assert_eq!(t.state.promotions.len(), 2);
@@ -1435,15 +1434,10 @@ fn health_and_rollback() -> Vec<Scenario> {
                 );
             },
         ),
-        scenario(
-            "an_interrupted_rollback_is_finished_and_told",
-            in_rollback(),
-            Script::default(),
-            |t| {
-                assert_eq!(t.done.word, "rolled_back");
-                assert!(t.report().is_some_and(|report| report.rolled_back && report.sha == sha("b")));
-            },
-        ),
+        scenario("an_interrupted_rollback_is_finished_and_told", in_rollback(), Script::default(), |t| {
+            assert_eq!(t.done.word, "rolled_back");
+            assert!(t.report().is_some_and(|report| report.rolled_back && report.sha == sha("b")));
+        }),
         scenario(
             "an_interrupted_rollback_is_finished_and_told_though_another_bundle_is_desired_by_now",
             in_rollback(),

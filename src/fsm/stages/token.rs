@@ -296,8 +296,7 @@ impl Flow<Token> {
                         core.state.leases.pop();
                     }
                     if status == 429 || (status >= 500 && retry_after_s.is_some()) {
-                        core.state.lease_not_before =
-                            Some(retry::after_rate_limit(core.now, retry_after_s, core.seed));
+                        core.state.lease_not_before = Some(retry::after_rate_limit(core.now, retry_after_s, core.seed));
                     }
                 }
                 match failure.code.class() {
