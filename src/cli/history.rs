@@ -131,6 +131,11 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
     }
 }
 
+/// A detail without the remedy, where that is told by itself.
+pub fn without_remedy(detail: &str, remedy: Option<&str>) -> String {
+    remedy.map_or(detail.to_owned(), |remedy| detail.replace(&format!(" -> {remedy}"), ""))
+}
+
 /// For a tired person: what, why, what to do, and where to look further.
 fn text(entry: &Entry) -> String {
     let sha = entry.sha.as_ref().map(|sha| format!(" {}", sha.get(..12).unwrap_or(sha))).unwrap_or_default();
@@ -142,7 +147,7 @@ fn text(entry: &Entry) -> String {
     let mut lines = vec![format!("{}  {}{sha}{code} in {}{why}", entry.at, entry.outcome, seconds(entry.duration_ms))];
     let mut row = |label: &str, text: &str| lines.push(format!("    {label:<9}  {text}"));
     if !entry.detail.is_empty() {
-        row("what", &entry.detail.replace('\n', "\n               "));
+        row("what", &without_remedy(&entry.detail, entry.remedy).replace('\n', "\n               "));
     }
     if let Some(remedy) = entry.remedy {
         row("to do", remedy);

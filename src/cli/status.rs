@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::history::without_remedy;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::clock::Clock;
@@ -181,6 +182,7 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
 /// For a tired person: what runs, what is wrong, what comes next.
 fn text(status: &Status) -> String {
     let when = |at: &Moment| at.seen_from(status.now);
+    let bare = |error: &ErrorStatus| without_remedy(&error.detail, Some(error.remedy));
     let mut lines = vec![format!("{} (monky-deployd {})", status.env_id, status.agent_version)];
     lines.push(match &status.applied {
         Some(applied) => {
@@ -206,11 +208,11 @@ fn text(status: &Status) -> String {
         lines.push(format!("last        {result} at {}", when(at)));
     }
     if let Some(error) = &status.last_error {
-        lines.push(format!("error       {} in {} at {}: {}", error.code, error.phase, when(&error.at), error.detail));
+        lines.push(format!("error       {} in {} at {}: {}", error.code, error.phase, when(&error.at), bare(error)));
         lines.push(format!("            to do: {}", error.remedy));
     }
     if let Some(trouble) = &status.trouble {
-        lines.push(format!("trouble     {} since {}: {}", trouble.code, when(&trouble.at), trouble.detail));
+        lines.push(format!("trouble     {} since {}: {}", trouble.code, when(&trouble.at), bare(trouble)));
         lines.push(format!("            to do: {}", trouble.remedy));
     }
     for (sha, tried) in &status.attempts {

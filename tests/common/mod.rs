@@ -5,3 +5,5 @@ pub mod openapi;
 #[cfg(feature = "sandbox")]
 pub mod rig;
 pub mod script;
+#[cfg(feature = "sandbox")]
+pub mod stand;
