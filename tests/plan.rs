@@ -8,7 +8,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::rig::{Rig, on_each};
+use common::rig::{Rig, compose_versions, on_each, stack};
 use serde_json::{Value, json};
 
 /// Every path below a folder with its content, mode, link target and change time.

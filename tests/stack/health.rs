@@ -134,17 +134,17 @@ fn a_healthcheck_that_fails_is_unhealthy_and_one_that_never_decides_is_late() {
     on_one(|rig| {
         let compose = |check: &str| {
             format!(
-                "services: {{web: {{image: '@web:1', healthcheck: {{test: [CMD, sh, -c, '{check}'], interval: 1s, retries: 1, start_period: 0s}}}}}}\n"
+                "services: {{web: {{image: '@web:1', healthcheck: {{test: [CMD, sh, -c, '{check}'], interval: 1s, retries: 1, timeout: 90s}}}}}}\n"
             )
         };
         rig.desire(&rig.simple(1, &compose("echo no heart; exit 1"), &[]));
         let ran = rig.tick_fails("UNHEALTHY");
         assert!(ran.stderr.contains("web: unhealthy"), "{}", ran.stderr);
 
-        let late = json!({"env_id": rig.env_id, "generation": 2, "agent": {"healthy_timeout_s": 4}}).to_string();
-        rig.desire(&rig.simple(2, &compose("sleep 25"), &[("meta.json", &late)]));
+        let late = json!({"env_id": rig.env_id, "generation": 2, "agent": {"healthy_timeout_s": 12}}).to_string();
+        rig.desire(&rig.simple(2, &compose("sleep 100"), &[("meta.json", &late)]));
         let ran = rig.tick_fails("UNHEALTHY");
-        assert!(ran.stderr.contains("web: not healthy within 4 s"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("web: not healthy within 12 s"), "{}", ran.stderr);
     });
 }
 

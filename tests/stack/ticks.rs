@@ -78,7 +78,7 @@ fn an_interrupted_apply_is_finished_even_without_tenancy() {
 
 #[test]
 fn an_agent_that_is_asked_to_end_during_up_leaves_the_rest_to_the_next_tick() {
-    on_each(|rig| {
+    on_one(|rig| {
         let agent = in_the_middle_of_up(rig);
         agent.signal(Signal::TERM);
         let ran = agent.ended();
