@@ -1,7 +1,5 @@
 //! The command line as an operator and a package meet it. No stack is needed.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,8 +1,8 @@
 //! The built binary against the real stack: real engine, both Compose versions, real registry, real OpenBao.
 
 #![cfg(feature = "sandbox")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
 #[path = "stack/canary.rs"]

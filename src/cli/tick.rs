@@ -124,10 +124,10 @@ fn dry_run(mut config: Config, args: &Tick, clock: Clock, cancel: Cancel) -> u8 
     let ended = run_loop::run(boot, &driver, &mut watch);
     let (mut plan, recorder) = watch;
     let Ended::Done(done) = ended else { return exit::TEMPORARY };
-    if let Some(file) = &args.record {
-        if let Err(error) = std::fs::write(file, recorder.finish(Some(&done), driver.now())) {
-            journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
-        }
+    if let Some(file) = &args.record
+        && let Err(error) = std::fs::write(file, recorder.finish(Some(&done), driver.now()))
+    {
+        journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
     }
     let status = done.exit.status();
     plan.finish(done);

@@ -23,7 +23,7 @@ impl Sha {
 
     /// Its first 12 digits, for people.
     pub fn short(&self) -> &str {
-        &self.0[..12]
+        self.0.get(..12).unwrap_or(&self.0)
     }
 }
 

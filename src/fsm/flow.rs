@@ -143,16 +143,17 @@ impl<S: Stage> Flow<S> {
             )));
         };
         // Stages read the answers of one step in the order of emission; taken out of turn, one would be lost.
-        if let Some((first, name)) = self.waiting.first().filter(|(first, _)| *first != id) {
-            return Err(Note::warn(format!(
-                "an answer to effect {} came ({}) before the one to effect {}, {}; refused",
-                id.0,
-                event.as_str(),
-                first.0,
-                name.as_str()
-            )));
-        }
-        let expected = self.waiting[at].1;
+        let expected = match self.waiting.first() {
+            Some((_, expected)) if at == 0 => *expected,
+            first => {
+                let (first, name) = first.map_or((id.0, "?"), |(first, name)| (first.0, name.as_str()));
+                return Err(Note::warn(format!(
+                    "an answer to effect {} came ({}) before the one to effect {first}, {name}; refused",
+                    id.0,
+                    event.as_str(),
+                )));
+            }
+        };
         if event.answers() != expected {
             return Err(Note::warn(format!(
                 "effect {} is {}, and {} came, which answers {}; refused",

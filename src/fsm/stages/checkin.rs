@@ -21,7 +21,8 @@ pub struct Checkin {}
 /// Begins a tick: the first stage, and the check-in.
 pub fn boot(boot: Boot) -> Transition {
     let Boot { settings, options, state, local, seed, now } = boot;
-    let saved = state.clone();
+    let mut saved = state.clone();
+    retry::forget_leases(&mut saved.leases, &mut saved.lease_not_before, now);
     let mut core = Core {
         settings,
         options,
