@@ -215,3 +215,38 @@ fn a_port_that_is_taken_fails_with_dockers_words_and_the_next_attempt_recovers()
         assert_eq!(answer, "web 1\n");
     });
 }
+
+#[test]
+fn with_rollback_a_release_that_does_not_even_come_up_is_taken_back_too() {
+    on_one(|rig| {
+        rig.set("on_unhealthy", "rollback");
+        let good = rig.deploy(&rig.simple(1, GOOD, &[]));
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let clash = format!("services: {{web: {{image: '@web:2', ports: ['127.0.0.1:{port}:8080']}}}}\n");
+        let bad = rig.desire(&rig.simple(2, &clash, &[]));
+        let ran = rig.tick_fails("UP_FAILED");
+        assert_eq!(ran.stdout.trim(), format!("rolled_back {} UP_FAILED", &bad[..12]), "{ran:?}");
+        assert_eq!((applied(rig), rig.report()["rolled_back"].clone()), (json!(good), json!(true)));
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 1\n");
+        assert_eq!(rig.all_ids().len(), 1);
+    });
+}
+
+#[test]
+fn whatever_a_failing_service_logs_its_end_is_told_readably_and_in_short() {
+    on_each(|rig| {
+        let compose = r#"
+services:
+  loud:
+    image: '@tool:1'
+    command: [sh, -c, 'yes 0123456789 | head -c 300000; printf "\033[31mred\033[0m \377\000 \r the very end"; exit 1']
+"#;
+        rig.desire(&rig.simple(1, compose, &[]));
+        rig.tick_fails("UNHEALTHY");
+        let report = rig.report();
+        let detail = report["detail"].as_str().unwrap();
+        assert!(detail.contains("loud: exited with 1") && detail.contains("the very end"), "{detail}");
+        assert!(detail.chars().count() <= 900 && !detail.contains(char::is_control), "{detail:?}");
+    });
+}

@@ -83,10 +83,10 @@ fn an_agent_that_is_asked_to_end_during_up_leaves_the_rest_to_the_next_tick() {
         agent.signal(Signal::TERM);
         let ran = agent.ended();
         assert_eq!(ran.status, 75, "{ran:?}");
-        rig.shell("gate", "touch /tmp/open");
-        rig.tick_ends(0);
-        rig.life("web");
-        assert_eq!((rig.reports().len(), &rig.report()["result"]), (1, &json!("applied")));
+        // Something else is desired by now: what was interrupted is not finished first.
+        let sha = rig.deploy(&rig.simple(2, WEB, &[]));
+        assert_eq!(rig.all_ids(), [rig.life("web").0]);
+        assert_eq!((rig.reports().len(), &rig.report()["sha"]), (1, &json!(sha)));
     });
 }
 
@@ -100,6 +100,12 @@ fn of_two_ticks_at_once_the_second_goes_away() {
         assert!(ran.stderr.contains(&agent.0.id().to_string()), "and which: {}", ran.stderr);
         assert_eq!((ran.stdout.as_str(), rig.tenancy.requests().len()), ("", calls));
         assert!(rig.status()["unfinished"].is_string(), "one may look all the same");
+        let ran = rig.run(&["bootstrap", "--grant-file", "/dev/null"]);
+        assert_eq!(ran.status, 1, "{ran:?}");
+        let grant = rig.dir.path().join("grant");
+        std::fs::write(&grant, rig.tenancy.mint_bootstrap_grant(&rig.env_id, 60)).unwrap();
+        let ran = rig.run(&["bootstrap", "--grant-file", grant.to_str().unwrap()]);
+        assert!(ran.status == 75 && ran.stderr.contains("another tick holds the lock"), "{ran:?}");
         rig.shell("gate", "touch /tmp/open");
         let ran = agent.ended();
         assert_eq!(ran.status, 0, "{ran:?}");
