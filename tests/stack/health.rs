@@ -250,3 +250,25 @@ services:
         assert!(detail.chars().count() <= 900 && !detail.contains(char::is_control), "{detail:?}");
     });
 }
+
+#[test]
+fn an_up_that_does_not_return_is_ended_and_the_next_attempt_recovers() {
+    on_one(|rig| {
+        let compose = |check: &str| {
+            format!(
+                "services:
+  gate:
+    image: '@web:1'
+    healthcheck: {{test: [CMD, '{check}'], interval: 1s, timeout: 5s, retries: 1000}}
+  web: {{image: '@web:1', depends_on: {{gate: {{condition: service_healthy}}}}}}
+"
+            )
+        };
+        let short = json!({"env_id": rig.env_id, "generation": 1, "agent": {"healthy_timeout_s": 10}}).to_string();
+        rig.desire(&rig.simple(1, &compose("false"), &[("meta.json", &short)]));
+        let ran = rig.tick_fails("UP_TIMEOUT");
+        assert!(ran.stderr.contains("compose up: no end after 10 s"), "{}", ran.stderr);
+        rig.deploy(&rig.simple(2, &compose("true"), &[]));
+        rig.life("web");
+    });
+}

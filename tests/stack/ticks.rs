@@ -227,3 +227,25 @@ fn what_somebody_broke_in_the_state_directory_does_not_stop_the_next_tick() {
         assert_eq!(rig.life("web"), life, "what runs is as it should be");
     });
 }
+
+#[test]
+fn through_local_listeners_the_names_stay_those_of_the_servers() {
+    on_one(|rig| {
+        let tenancy = format!("127.0.0.1:{}", rig.tenancy.port());
+        let bao = rig.setting("bao.addr").trim_start_matches("http://").to_owned();
+        for (key, value) in [
+            ("transport", "proxy"),
+            ("proxy.tenancy", tenancy.as_str()),
+            ("proxy.bao", bao.as_str()),
+            ("tenancy.host", "tenancy.invalid"),
+            ("bao.addr", "http://bao.invalid:8200"),
+        ] {
+            rig.set(key, value);
+        }
+        rig.deploy(&rig.simple(1, WEB, &[]));
+        // Nobody listens: it is said which listener, and for whom.
+        rig.set("proxy.tenancy", "127.0.0.1:1");
+        let ran = rig.tick_waits("TENANCY_UNREACHABLE");
+        assert!(ran.stderr.contains("127.0.0.1:1") && ran.stderr.contains("tenancy.invalid"), "{}", ran.stderr);
+    });
+}

@@ -269,3 +269,20 @@ fn a_token_that_runs_low_is_renewed_and_not_replaced() {
         assert_eq!((rig.token(), rig.calls("POST", "/leases")), (token.clone(), 1));
     });
 }
+
+#[test]
+fn a_token_that_cannot_be_revoked_is_no_reason_to_fail() {
+    on_one(|rig| {
+        // Batch tokens can be neither renewed nor revoked.
+        rig.role(json!({"token_type": "batch"}));
+        rig.secret("db", json!({"value": "one"}));
+        rig.bootstrap();
+        let sha = rig.desire(&with_password(rig, 1));
+        let ran = rig.tick_ends(0);
+        assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]));
+        assert!(ran.stderr.contains("WARN the replaced token could not be revoked"), "{}", ran.stderr);
+        rig.secret("db", json!({"value": "two"}));
+        rig.deploy(&with_password(rig, 2));
+        assert_eq!((rig.calls("POST", "/leases"), &rig.status()["token"]["source"]), (1, &json!("lease")));
+    });
+}
