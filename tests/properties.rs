@@ -15,6 +15,7 @@ use common::script::*;
 use disk::Disk;
 use monky_deployd::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use monky_deployd::effects::failure::Class;
+use monky_deployd::effects::model::Service;
 use monky_deployd::effects::state::TokenSource;
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Done;
@@ -298,8 +299,9 @@ proptest! {
         stable_s in prop_oneof![Just(0_u64), Just(5), Just(60)],
     ) {
         let mut tape = Tape::new(bytes);
-        let services: BTreeMap<String, u32> =
-            ["web", "db"].into_iter().map(|name| (name.to_owned(), tape.of(&[1, 0, 2]))).collect();
+        let of_scale = |scale| Service { scale, ..Service::default() };
+        let services: BTreeMap<String, Service> =
+            ["web", "db"].into_iter().map(|name| (name.to_owned(), of_scale(tape.of(&[1, 0, 2])))).collect();
         let some = |tape: &mut Tape| -> Vec<Container> {
             let n = tape.pick(5);
             let mut all: Vec<Container> = (0..n).map(|_| a_container(tape)).collect();
@@ -338,14 +340,14 @@ proptest! {
 
 /// The same rule as a query over everything that was seen: what keeps the last look from being healthy.
 fn not_fine(
-    services: &BTreeMap<String, u32>,
+    services: &BTreeMap<String, Service>,
     before: &[Container],
     history: &[(Stamp, Vec<Container>)],
     stable_s: u64,
 ) -> Vec<String> {
     let (now, last) = history.last().unwrap();
     let mut wrong = Vec::new();
-    for (service, scale) in services {
+    for (service, Service { scale, .. }) in services {
         if (last.iter().filter(|c| c.service == *service).count() as u64) < u64::from(*scale) {
             wrong.push(format!("too few of {service}"));
         }

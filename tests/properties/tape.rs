@@ -209,7 +209,7 @@ pub fn some_event(tape: &mut Tape, op: &Op) -> Event {
         Op::ReadModel(_) => Event::ModelRead(ok_or(
             tape,
             |tape| {
-                let service = |scale| Service { image: None, mounts: Some("d".to_owned()), mounted: Vec::new(), scale };
+                let service = |scale| Service { mounts: Some("d".to_owned()), scale, ..Service::default() };
                 let mut services = BTreeMap::from([("web".to_owned(), service(1))]);
                 if tape.one_in(3) {
                     services.insert("db".to_owned(), service(tape.of(&[1, 0, 2])));
@@ -357,7 +357,7 @@ fn a_goal(tape: &mut Tape) -> Goal {
         attempt: tape.of(&[1, 9, u32::MAX]),
         cause: Cause::NewSha,
         since: a_moment(tape),
-        services: BTreeMap::from([("web".to_owned(), 1)]),
+        services: services(),
         secrets: BTreeMap::new(),
         on_unhealthy: tape.of(&[OnUnhealthy::Keep, OnUnhealthy::Rollback]),
         healthy_timeout_s: tape.of(&[300, 0, 3600]),
@@ -372,7 +372,7 @@ pub fn some_disk(tape: &mut Tape) -> Disk {
     for name in ["old", "a"] {
         if !tape.one_in(2) {
             let generation = tape.of(&[Some(1), None, Some(3)]);
-            let services = BTreeMap::from([("web".to_owned(), 1)]);
+            let services = services();
             state.good.push(Applied { at: a_moment(tape), services, ..applied(name, generation) });
             state.promotions.push(Promotion { sha: sha(name), at: a_moment(tape) });
             releases.insert(sha(name), true);
