@@ -77,9 +77,9 @@ pub fn on_one(test: impl Fn(&mut Rig)) {
     rig.the_protocol_was_kept();
 }
 
-/// Looks again and again until it is so; after half a minute the test has failed.
+/// Looks again and again until it is so; after a minute the test has failed.
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         thread::sleep(Duration::from_millis(20));
