@@ -106,7 +106,9 @@ fn float(ms: i64) -> f64 {
 /// Removes a project's containers and networks.
 fn clear(rig: &Rig, project: &str) {
     let label = format!("label=com.docker.compose.project={project}");
-    for (list, remove) in [(&["ps", "-aq"][..], &["rm", "-f", "-v"][..]), (&["network", "ls", "-q"], &["network", "rm"])] {
+    for (list, remove) in
+        [(&["ps", "-aq"][..], &["rm", "-f", "-v"][..]), (&["network", "ls", "-q"], &["network", "rm"])]
+    {
         let ids = rig.docker_says(&[list, &["--filter", &label]].concat());
         let ids: Vec<&str> = ids.split_whitespace().collect();
         if !ids.is_empty() {

@@ -88,6 +88,9 @@ pub fn run(goals: &mut Goals) {
     println!("  a wait, 5 services    {waits}");
     for (what, sample) in [("a deploy", &deploys), ("a long wait for 5 services", &waits)] {
         let median = sample.median();
-        goals.note(median >= GOAL, format!("the machine makes {median:.2} million steps a second in {what} (goal {GOAL})"));
+        goals.note(
+            median >= GOAL,
+            format!("the machine makes {median:.2} million steps a second in {what} (goal {GOAL})"),
+        );
     }
 }

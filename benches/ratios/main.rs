@@ -14,10 +14,10 @@ mod replay;
 #[path = "../../tests/common/rig.rs"]
 #[expect(dead_code, reason = "the benches use a part of what the suites share")]
 mod rig;
+mod sample;
 #[path = "../../tests/common/script.rs"]
 #[expect(dead_code, reason = "the benches use a part of what the suites share")]
 mod script;
-mod sample;
 
 use sample::Goals;
 

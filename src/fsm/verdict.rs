@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::effects::{Stamp, by_service};
 use crate::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use crate::effects::model::Service;
+use crate::effects::{Stamp, by_service};
 
 /// How a container was at an earlier look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,9 +91,7 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
     let error = || if c.error.as_str().is_empty() { String::new() } else { format!(": {}", c.error) };
     match c.state {
         ContainerState::Dead => Fine::No(format!("dead{}", error()).into()),
-        ContainerState::Restarting => {
-            Fine::No(format!("restarting after exit {}{}", c.exit_code, error()).into())
-        }
+        ContainerState::Restarting => Fine::No(format!("restarting after exit {}{}", c.exit_code, error()).into()),
         ContainerState::Created if c.error.as_str().is_empty() => Fine::NotYet("created, not started".into()),
         ContainerState::Created => Fine::No(format!("could not be started{}", error()).into()),
         ContainerState::Exited if c.exit_code != 0 => {

@@ -104,9 +104,7 @@ impl Flow<Bundle> {
         };
         match accepted {
             Err(refusal) => self.refuse(&refusal),
-            Ok(()) => {
-                self.awaiting(|_| Awaits::Staging(facts)).then(StageBundle { sha })
-            }
+            Ok(()) => self.awaiting(|_| Awaits::Staging(facts)).then(StageBundle { sha }),
         }
     }
 
