@@ -157,7 +157,7 @@ fn invisible_login() -> Ticked {
 }
 
 fn rc_1() -> Ticked {
-    let mut stand = running("");
+    let stand = running("");
     stand.desire(3, "web:9.9", &[]);
     stand.tick()
 }
@@ -181,7 +181,7 @@ fn legacy_lease() -> Ticked {
 }
 
 fn refused_rollback() -> Ticked {
-    let mut stand = running("");
+    let stand = running("");
     stand.desire(1, "web:0.9", &[]);
     stand.tick()
 }
@@ -198,7 +198,7 @@ fn bao_sealed_mid_reads() -> Ticked {
     // More secrets than are read at the same time. Whether the seal falls among the reads is a race: it is run again.
     let names: Vec<String> = (1..=14).map(|n| format!("part_{n}")).collect();
     loop {
-        let mut stand = running("");
+        let stand = running("");
         stand.image("shop/web:1.1", healthy(), &[]);
         for name in &names {
             stand.secret(name, json!({ "value": SECRETS[0] }));
@@ -226,7 +226,7 @@ fn bao_sealed_mid_reads() -> Ticked {
 }
 
 fn tenancy_gone_before_report() -> Ticked {
-    let mut stand = running("");
+    let stand = running("");
     stand.image("shop/web:1.1", healthy(), &[]);
     stand.desire(3, "web:1.1", &[]);
     stand.tenancy.fail_always(Call::Report, Some(Fault::Drop));
@@ -234,7 +234,7 @@ fn tenancy_gone_before_report() -> Ticked {
 }
 
 fn crash_loop_looks_running() -> Ticked {
-    let mut stand = running("");
+    let stand = running("");
     let logs = ["listening on 8080", "panic: cannot reach the queue"].map(str::to_owned);
     stand.image("shop/web:1.1", Behaviour::Exits { code: 2, after: Pace { looks: 2, ms: 0 } }, &logs);
     stand.desire(3, "web:1.1", &[]);
