@@ -38,8 +38,11 @@ impl Watched<'_> {
     }
 }
 
+/// What the moment is called, and whether it has come.
+type Moment = (&'static str, fn(&Watched<'_>) -> bool);
+
 /// Moments of a deploy in their order, each by its first trace outside of the process.
-const MOMENTS: &[(&str, fn(&Watched<'_>) -> bool)] = &[
+const MOMENTS: &[Moment] = &[
     ("the check-in arrived", |w| w.called("/checkin")),
     ("the bundle was fetched", |w| w.called("/bundles/")),
     ("the release is staged", |w| w.released("compose.yaml")),
