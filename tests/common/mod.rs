@@ -4,3 +4,5 @@ pub mod openapi;
 #[cfg(feature = "sandbox")]
 pub mod rig;
 pub mod script;
+#[cfg(feature = "sandbox")]
+pub mod stand;
