@@ -6,7 +6,8 @@ use monky_deployd::sandbox::http::Fault;
 use monky_deployd::sandbox::tenancy::Call;
 use serde_json::json;
 
-use crate::common::rig::{Ran, Rig, forms_of, on_each, on_one};
+use crate::common::rig::seen::forms_of;
+use crate::common::rig::{Ran, Rig, on_each, on_one};
 
 /// What the agent said, and everything that it left behind.
 struct Net {

@@ -38,7 +38,7 @@ impl Watched<'_> {
     }
 }
 
-/// A name, and how it is recognised.
+/// What the moment is called, and whether it has come.
 type Moment = (&'static str, fn(&Watched<'_>) -> bool);
 
 /// Moments of a deploy in their order, each by its first trace outside of the process.

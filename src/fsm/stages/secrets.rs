@@ -187,7 +187,8 @@ impl Flow<Secrets> {
             }
         }
         let and = if registry.is_some() { " + registry credential" } else { "" };
-        self.note(Note::info(format!("{} secrets read: {}{and}", names.len(), names.join(", "))));
+        let named = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        self.note(Note::info(format!("{} secrets read{named}{and}", names.len())));
         let deploy = &self.stage.deploy;
         let release = WriteRelease {
             sha: deploy.attempt.sha.clone(),
