@@ -157,7 +157,7 @@ fn invisible_login() -> Ticked {
 }
 
 fn rc_1() -> Ticked {
-    let stand = running("");
+    let mut stand = running("");
     stand.desire(3, "web:9.9", &[]);
     stand.tick()
 }
@@ -181,7 +181,7 @@ fn legacy_lease() -> Ticked {
 }
 
 fn refused_rollback() -> Ticked {
-    let stand = running("");
+    let mut stand = running("");
     stand.desire(1, "web:0.9", &[]);
     stand.tick()
 }
@@ -226,7 +226,7 @@ fn bao_sealed_mid_reads() -> Ticked {
 }
 
 fn tenancy_gone_before_report() -> Ticked {
-    let stand = running("");
+    let mut stand = running("");
     stand.image("shop/web:1.1", healthy(), &[]);
     stand.desire(3, "web:1.1", &[]);
     stand.tenancy.fail_always(Call::Report, Some(Fault::Drop));
@@ -234,7 +234,7 @@ fn tenancy_gone_before_report() -> Ticked {
 }
 
 fn crash_loop_looks_running() -> Ticked {
-    let stand = running("");
+    let mut stand = running("");
     let logs = ["listening on 8080", "panic: cannot reach the queue"].map(str::to_owned);
     stand.image("shop/web:1.1", Behaviour::Exits { code: 2, after: Pace { looks: 2, ms: 0 } }, &logs);
     stand.desire(3, "web:1.1", &[]);

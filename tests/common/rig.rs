@@ -2,7 +2,9 @@
 //!
 //! Invariant: everything a rig makes carries its own name (environment, Compose project, OpenBao mounts), and goes with it.
 
+#[path = "rig/openbao.rs"]
 mod openbao;
+#[path = "rig/seen.rs"]
 pub mod seen;
 
 use std::collections::BTreeMap;
