@@ -31,7 +31,9 @@ fn main() {
     if wanted("replay") {
         replay::run(&mut goals);
     }
-    if let Some(stack) = rig::stack() {
+    if (wanted("checkin") || wanted("apply"))
+        && let Some(stack) = rig::stack()
+    {
         if wanted("checkin") {
             checkin::run(&stack, &mut goals);
         }
