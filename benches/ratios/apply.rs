@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use monky_deployd::drivers::record::Line;
 use monky_deployd::effects::{Event, OpName};
 
-use crate::rig::{Rig, compose_versions};
+use crate::common::rig::{Rig, compose_versions};
 use crate::sample::{Goals, Sample, ms};
 
 const ROUNDS: usize = 15;

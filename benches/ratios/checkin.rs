@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::rig::{Rig, compose_versions};
+use crate::common::rig::{Rig, compose_versions};
 use crate::sample::{Goals, Sample, ms};
 
 const ROUNDS: usize = 100;

@@ -3,21 +3,14 @@
 //! Invariant: what is compared is measured in turns (A B A B …) on the same machine, against the same servers, so that
 //! whatever else the machine does falls on both; what is printed is a median with its smallest and largest value.
 
-#![expect(clippy::unwrap_used, reason = "a measurement that cannot go on has failed")]
-
 mod apply;
 mod checkin;
+#[path = "../../tests/common/mod.rs"]
+#[expect(dead_code, reason = "the benches use a part of what the suites share")]
+mod common;
 mod machine;
-#[path = "../../tests/common/openapi.rs"]
-mod openapi;
 mod replay;
-#[path = "../../tests/common/rig.rs"]
-#[expect(dead_code, reason = "the benches use a part of what the suites share")]
-mod rig;
 mod sample;
-#[path = "../../tests/common/script.rs"]
-#[expect(dead_code, reason = "the benches use a part of what the suites share")]
-mod script;
 
 use sample::Goals;
 
@@ -31,7 +24,9 @@ fn main() {
     if wanted("replay") {
         replay::run(&mut goals);
     }
-    if let Some(stack) = rig::stack() {
+    if (wanted("checkin") || wanted("apply"))
+        && let Some(stack) = common::rig::stack()
+    {
         if wanted("checkin") {
             checkin::run(&stack, &mut goals);
         }

@@ -37,6 +37,12 @@ pub fn in_ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
+/// How long this thread has had a core so far: what others do meanwhile is left out.
+pub fn on_cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
 /// The agent that is measured: the one built as packages are, if `make bench` says where it is.
 pub fn agent() -> PathBuf {
     std::env::var_os("MONKY_DEPLOYD_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_monky-deployd").into()).into()
