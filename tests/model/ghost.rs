@@ -45,7 +45,7 @@ pub struct Ghost {
     /// The report of each attempt, by bundle and begin.
     recorded: BTreeMap<(Name, i64), String>,
     quarantined: Option<Name>,
-    /// What tenancy was told since it last changed its mind: the bundle that failed, and whether the box went back.
+    /// What tenancy was told since it was heard to change its mind: the bundle that failed, and whether the box went back.
     pub told_failed: Option<(Name, bool)>,
     /// When what tenancy was told to be applied was found healthy.
     pub told_applied: Option<(Name, i64)>,
@@ -73,8 +73,13 @@ impl Ghost {
         }
     }
 
+    /// Nobody can know by then what had been rolled back.
+    pub fn state_is_lost(&mut self) {
+        self.quarantined = None;
+    }
+
     /// Whether the bundle is left alone.
-    pub fn quarantines(&self, name: Name) -> bool {
+    fn quarantines(&self, name: Name) -> bool {
         self.quarantined == Some(name)
     }
 
@@ -172,6 +177,9 @@ impl Ghost {
                 self.desired = desired;
                 if desired.is_some() && desired != self.quarantined {
                     self.quarantined = None;
+                }
+                if desired.is_some() {
+                    self.told_failed = self.told_failed.filter(|(name, _)| desired == Some(*name));
                 }
             }
             (_, Event::BundleFetched(Err(BundleFault::Refused(_)))) => self.refused = true,
