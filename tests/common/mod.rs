@@ -1,6 +1,7 @@
 //! What the suites share. Each suite uses a part of it.
 #![allow(dead_code, reason = "each suite uses a part of what is shared")]
 
+pub mod driver;
 pub mod openapi;
 #[cfg(feature = "sandbox")]
 pub mod rig;
