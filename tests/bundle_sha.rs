@@ -1,7 +1,5 @@
 //! The content sha is what anyone can compute with coreutils in an unpacked bundle.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,5 @@
 //! What Docker Compose really said (`fixtures/compose/record.sh`), read as a model, for each version alike.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 

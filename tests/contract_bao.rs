@@ -6,7 +6,6 @@
 //! The real half needs the stack (`make stack-up`); `STACK=off` leaves it out, `STACK_ENV` names another file than
 //! `target/stack/env`.
 #![cfg(feature = "sandbox")]
-#![expect(clippy::unwrap_used, reason = "in a test a panic is how a surprise is told")]
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;

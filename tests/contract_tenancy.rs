@@ -3,7 +3,6 @@
 //! Invariant: nothing in `docs/tenancy.openapi.yaml` and `docs/bundle.md` that a program can check is unchecked: schemas,
 //! examples, codes, the recipe for the content sha and the bundle that it is shown on.
 #![cfg(feature = "sandbox")]
-#![expect(clippy::unwrap_used, reason = "in a test a panic is how a surprise is told")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,5 @@
 //! How children are run, against small scripts that behave badly, and the verbs against the stand-in for Docker.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 #[cfg_attr(not(feature = "sandbox"), expect(dead_code, reason = "the stories are told by the stand-in"))]
 mod docker_shared;
 

@@ -3,8 +3,6 @@
 //! They need the stack that `make stack-up` brings up, and say so if it is not there; `STACK=off` leaves them out.
 //! Everything they make on the engine has a name of its own, and is removed.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 mod docker_shared;
 
 use std::collections::BTreeMap;

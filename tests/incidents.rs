@@ -3,8 +3,6 @@
 //!
 //! Invariant: no recording is written or changed by hand. `examples/incidents.rs` makes those that are ours.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;

@@ -1,23 +1,15 @@
 //! `tick --dry-run` on the real stack: an honest plan, and nothing changed.
 
 #![cfg(feature = "sandbox")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
 use std::fs;
 use std::path::Path;
 
-use common::rig::{Rig, compose_versions, stack};
+use common::rig::{Rig, compose_versions, on_each, stack};
 use serde_json::{Value, json};
-
-fn on_each(test: impl Fn(&mut Rig)) {
-    let Some(stack) = stack() else { return };
-    for version in compose_versions(&stack) {
-        eprintln!("-- Compose {version}");
-        test(&mut Rig::new(&stack, &version));
-    }
-}
 
 /// Every path below a folder with its content, mode, link target and change time.
 fn fingerprint(folder: &Path) -> Vec<String> {

@@ -1,10 +1,16 @@
 //! The built binary against the real stack: real engine, both Compose versions, real registry, real OpenBao.
 
 #![cfg(feature = "sandbox")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
+#[path = "stack/bundles.rs"]
+mod bundles;
+#[path = "stack/canary.rs"]
+mod canary;
+#[path = "stack/crash.rs"]
+mod crash;
 #[path = "stack/deploy.rs"]
 mod deploy;
 #[path = "stack/health.rs"]
@@ -15,5 +21,7 @@ mod mounts;
 mod pull;
 #[path = "stack/refusals.rs"]
 mod refusals;
+#[path = "stack/ticks.rs"]
+mod ticks;
 #[path = "stack/token.rs"]
 mod token;

@@ -25,6 +25,13 @@ pub fn run(config: &Config, file: &Path) -> u8 {
             return exit::FAILED;
         }
     };
+    if !is_a_jwt(grant.trim()) {
+        eprintln!(
+            "the grant was not stored: {} does not hold one; a grant is a JWT, three words joined by dots",
+            file.display()
+        );
+        return exit::FAILED;
+    }
     let store = match Store::open(&config.state_dir, Arc::new(Vault::default())) {
         Ok(store) => store,
         Err(error) => return tick::unusable(&error),
@@ -39,6 +46,15 @@ pub fn run(config: &Config, file: &Path) -> u8 {
             exit::FAILED
         }
     }
+}
+
+/// Whether it has a JWT's outer form. Whether it is good only OpenBao can say; this keeps a file that was mixed up from
+/// taking the place of a grant that waits.
+fn is_a_jwt(text: &str) -> bool {
+    let base64url = |part: &str| {
+        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    text.split('.').count() == 3 && text.split('.').all(base64url)
 }
 
 fn read(file: &Path) -> io::Result<Zeroizing<String>> {

@@ -46,7 +46,9 @@ where
 /// Opens the journal, once.
 pub fn open(level: Level, json: bool) {
     let under_systemd = std::env::var_os("JOURNAL_STREAM").is_some();
-    let fmt = Fmt::builder().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
+    // A line that nobody takes is lost; to complain of that on the same stderr would end the tick with a panic.
+    let fmt =
+        Fmt::builder().with_max_level(level).with_writer(std::io::stderr).log_internal_errors(false).with_ansi(false);
     // It is opened once a process; a second time would be a bug that must not cost the tick.
     let _ = if json {
         let fmt = fmt.json().flatten_event(true).with_target(false).with_current_span(false).with_span_list(false);

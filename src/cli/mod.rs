@@ -3,6 +3,26 @@
 //! Invariant: results go to stdout, everything else to stderr; the exit statuses are those of the contract, and nothing
 //! else in the program ends the process.
 
+// The standard ones panic when the reader has gone away (`status | head -1`): a tick must not end in the middle for that.
+macro_rules! print {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stdout(), $($text)*);
+    }};
+}
+macro_rules! println {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+macro_rules! eprintln {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod bootstrap;
 pub mod graph;
 mod history;
@@ -195,16 +215,24 @@ fn run(cli: Cli) -> u8 {
             crate::sandbox::demo::run()
         }
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "monky-deployd", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "monky-deployd", &mut script);
+            print!("{}", String::from_utf8_lossy(&script));
             exit::OK
         }
-        Command::Man => match clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()) {
-            Ok(()) => exit::OK,
-            Err(error) => {
-                eprintln!("the man page could not be written: {error}");
-                exit::FAILED
+        Command::Man => {
+            let mut page = Vec::new();
+            match clap_mangen::Man::new(Cli::command()).render(&mut page) {
+                Ok(()) => {
+                    print!("{}", String::from_utf8_lossy(&page));
+                    exit::OK
+                }
+                Err(error) => {
+                    eprintln!("the man page could not be written: {error}");
+                    exit::FAILED
+                }
             }
-        },
+        }
     }
 }
 

@@ -132,7 +132,13 @@ impl World {
                 Event::ComposeChecked(self.docker.check(&request.sha, vault).map_err(ComposeFault::Run))
             }
             Op::Pull(request) => Event::Pulled(self.docker.pull(request, vault)),
-            Op::Promote(request) => Event::Promoted(self.store.promote(&request.sha)),
+            Op::Promote(request) => {
+                // From here on containers start, fail and are quoted; a resumed tick has read no secret of theirs.
+                for (name, value) in self.store.values_of_releases() {
+                    vault.know(&Slot::Env(name), &value);
+                }
+                Event::Promoted(self.store.promote(&request.sha))
+            }
             Op::Up(request) => Event::CameUp(self.docker.up(request, vault)),
             Op::Inspect(_) => Event::Inspected(self.docker.inspect(vault)),
             Op::ReadLogs(request) => Event::LogsRead(self.docker.read_logs(request, vault)),

@@ -134,6 +134,42 @@ impl EnvTemplate {
         Ok(out)
     }
 
+    /// The values that its variables had when `env` was rendered from it, by variable, as far as they can be told apart:
+    /// for whoever has to take them out of a text. What is not a variable's is left out.
+    pub fn values_in(&self, env: &str) -> Vec<(String, Zeroizing<String>)> {
+        let mut found = Vec::new();
+        for Line { key, parts } in &self.lines {
+            let Some(value) = env.lines().find_map(|line| line.strip_prefix(key.as_str())?.strip_prefix("=\"")) else {
+                continue;
+            };
+            let value = unescape(value.strip_suffix('"').unwrap_or(value));
+            let mut rest: &str = &value;
+            for (at, part) in parts.iter().enumerate() {
+                match part {
+                    Part::Text(text) => rest = rest.strip_prefix(text.as_str()).unwrap_or(rest),
+                    Part::Variable(name) => {
+                        let end = match parts.get(at + 1) {
+                            None => rest.len(),
+                            // The last variable of a line may hold the text that follows it, too.
+                            Some(Part::Text(text)) if at + 2 == parts.len() => {
+                                rest.rfind(text.as_str()).unwrap_or(rest.len())
+                            }
+                            Some(Part::Text(text)) => rest.find(text.as_str()).unwrap_or(rest.len()),
+                            // Two variables without a text between them: together they are as secret as each.
+                            Some(Part::Variable(_)) => rest.len(),
+                        };
+                        let (value, after) = rest.split_at(end);
+                        if !value.is_empty() {
+                            found.push((name.clone(), Zeroizing::new(value.to_owned())));
+                        }
+                        rest = after;
+                    }
+                }
+            }
+        }
+        found
+    }
+
     fn uses(&self) -> impl Iterator<Item = &str> {
         self.lines.iter().flat_map(|line| &line.parts).filter_map(|part| match part {
             Part::Variable(name) => Some(name.as_str()),
@@ -195,6 +231,22 @@ fn escape(value: &str, out: &mut String) {
             _ => out.push(c),
         }
     }
+}
+
+/// The way back from [`escape`].
+fn unescape(text: &str) -> Zeroizing<String> {
+    let mut out = Zeroizing::new(String::with_capacity(text.len()));
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        let next = if matches!(c, '\\' | '$') { chars.next() } else { None };
+        match (c, next) {
+            ('\\', Some('n')) => out.push('\n'),
+            ('\\', Some('r')) => out.push('\r'),
+            ('\\' | '$', Some(escaped)) => out.push(escaped),
+            (plain, _) => out.push(plain),
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -318,5 +370,21 @@ mod tests {
         assert!(env.len() <= env.capacity());
         let room = 1 + 4 + 2 * ("$".len() + 400 + "${V}".len() + 400 + 1) + 1 + 4 + 2;
         assert!(env.capacity() <= room, "it grew to {}", env.capacity());
+    }
+
+    #[test]
+    fn the_values_of_variables_are_found_again_in_what_was_rendered() {
+        let template = "PLAIN=info\nA=${X}\nURL=db://u:${X}@h/${Y}?z\nTWO=${X}${Y}\n";
+        let value = "a\"b$c\\d\ne@h/f";
+        let template = EnvTemplate::parse(template.as_bytes()).unwrap();
+        let env =
+            template.render(|name| Some(Zeroizing::new(if name == "X" { value } else { "why" }.to_owned()))).unwrap();
+        let found: Vec<(String, String)> =
+            template.values_in(&env).into_iter().map(|(n, v)| (n, v.to_string())).collect();
+        assert!(
+            found.contains(&("X".to_owned(), value.to_owned()))
+                && found.contains(&("X".to_owned(), format!("{value}why")))
+        );
+        assert!(found.iter().all(|(_, value)| value != "info"));
     }
 }

@@ -41,6 +41,9 @@ pub struct AgentAsks {
     pub healthy_timeout_s: Option<u64>,
 }
 
+/// The longest wait that a bundle may ask for (seconds), the same as in the configuration.
+const LONGEST_S: u64 = 86_400;
+
 impl Meta {
     /// Reads a `meta.json`. A key that is `null` counts as absent.
     ///
@@ -82,6 +85,11 @@ impl Meta {
                 },
                 healthy_timeout_s: match integer(agent, "agent.", "healthy_timeout_s", Value::as_u64)? {
                     Some(0) => return Err(refused("agent.healthy_timeout_s is 0; the least is 1 (second)")),
+                    Some(s) if s > LONGEST_S => {
+                        return Err(refused(format!(
+                            "agent.healthy_timeout_s is {s}; the most is {LONGEST_S} (a day)"
+                        )));
+                    }
                     other => other,
                 },
             },
@@ -190,6 +198,7 @@ mod tests {
             (r#"{"env_id":"e","agent":{"min_version":"new"}}"#, "agent.min_version"),
             (r#"{"env_id":"e","agent":{"on_unhealthy":"stop"}}"#, "agent.on_unhealthy"),
             (r#"{"env_id":"e","agent":{"healthy_timeout_s":0}}"#, "agent.healthy_timeout_s"),
+            (r#"{"env_id":"e","agent":{"healthy_timeout_s":86401}}"#, "agent.healthy_timeout_s"),
             (r#"{"env_id":"e","agent":{"healthy_timeout_s":-1}}"#, "agent.healthy_timeout_s"),
         ] {
             let refusal = Meta::parse(json.as_bytes()).unwrap_err();

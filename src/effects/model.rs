@@ -269,7 +269,7 @@ fn variables(text: &str) -> Vec<String> {
     let name = |rest: &str| -> Option<String> {
         let rest = rest.strip_prefix('{').unwrap_or(rest);
         let end = rest.find(|c: char| c != '_' && !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
-        let name = &rest[..end];
+        let name = rest.get(..end).unwrap_or_default();
         name.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic()).then(|| name.to_owned())
     };
     let names: BTreeSet<String> = text.split('$').skip(1).filter_map(name).collect();

@@ -67,14 +67,17 @@ pub fn clamp_leases(leases: &mut Vec<Stamp>, not_before: &mut Option<Stamp>, now
     for at in leases.iter_mut() {
         *at = (*at).min(now);
     }
-    leases.retain(|at| now.since_ms(*at) < LEASE_HOUR_S * 1000);
     leases.sort_unstable();
     if let Some(limit) = not_before {
         *limit = (*limit).min(now.plus_s(LEASE_HOUR_S + LEASE_HOUR_S / 10));
-        if *limit <= now {
-            *not_before = None;
-        }
     }
+    forget_leases(leases, not_before, now);
+}
+
+/// Forgets what does not matter any more. This alone is no reason to write the state.
+pub fn forget_leases(leases: &mut Vec<Stamp>, not_before: &mut Option<Stamp>, now: Stamp) {
+    leases.retain(|at| now.since_ms(*at) < LEASE_HOUR_S * 1000);
+    *not_before = not_before.filter(|limit| *limit > now);
 }
 
 /// How long to wait before looking at the containers for the n-th time again (from 0), in milliseconds.

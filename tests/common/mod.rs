@@ -1,5 +1,4 @@
 //! What the suites share. Each suite uses a part of it.
-#![allow(dead_code, reason = "each suite uses a part of what is shared")]
 
 pub mod driver;
 pub mod openapi;

@@ -67,6 +67,9 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
+/// Reads a file's content, or says why it is not what it should be.
+type Parse<T> = fn(&[u8]) -> Result<T, String>;
+
 /// The state directory.
 pub struct Store {
     dir: PathBuf,
@@ -169,7 +172,7 @@ impl Store {
         slot: Slot,
         now: Stamp,
         notes: &mut Vec<String>,
-        parse: fn(&[u8]) -> Result<(Secret, T), String>,
+        parse: Parse<(Secret, T)>,
     ) -> Result<Option<T>, Fail> {
         self.close(name, notes)?;
         Ok(self.load(&self.dir, name, MAX_SECRET, now, notes, parse)?.map(|(secret, facts)| {

@@ -13,9 +13,11 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use zeroize::Zeroizing;
 
 use super::Store;
 use super::files::{self, Doing, Fail, TEMP, refuse};
+use crate::effects::env_template::EnvTemplate;
 use crate::effects::{Sha, StoreFault};
 
 /// The variables of a release.
@@ -89,6 +91,22 @@ impl Store {
             files::write(&dir, ENV, env.as_bytes())?;
             files::write(&dir, OVERRIDE, override_yaml.as_bytes())
         })
+    }
+
+    /// The values that the releases on disk were completed with, by variable: whatever runs here may still say them.
+    pub fn values_of_releases(&self) -> Vec<(String, Zeroizing<String>)> {
+        let read =
+            |sha: &Sha, name: &str| fs::read_to_string(self.release_dir(sha).join(name)).ok().map(Zeroizing::new);
+        let mut values = Vec::new();
+        for sha in self.staged().unwrap_or_default() {
+            let Some(env) = read(&sha, ENV) else { continue };
+            let template = match read(&sha, "env.template") {
+                Some(text) => EnvTemplate::parse(text.as_bytes()).ok(),
+                None => Some(EnvTemplate::of_variables(env.lines().filter_map(|line| Some(line.split_once('=')?.0)))),
+            };
+            values.extend(template.map(|template| template.values_in(&env)).unwrap_or_default());
+        }
+        values
     }
 
     /// Points `current` at a release, in one step.

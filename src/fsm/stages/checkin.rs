@@ -2,6 +2,8 @@
 //!
 //! Invariant: a box that already runs what is desired asks for nothing that changes anything.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Bundle, Conclusion, PulledProof, Purpose, Report, Token, Up, answer};
@@ -21,13 +23,15 @@ pub struct Checkin {}
 /// Begins a tick: the first stage, and the check-in.
 pub fn boot(boot: Boot) -> Transition {
     let Boot { settings, options, state, local, seed, now } = boot;
-    let saved = state.clone();
+    let mut saved = state.clone();
+    retry::forget_leases(&mut saved.leases, &mut saved.lease_not_before, now);
     let mut core = Core {
         settings,
         options,
         local,
         state,
-        saved,
+        saved: Arc::new(saved),
+        saving: None,
         seed,
         began: now,
         now,
@@ -52,12 +56,7 @@ pub fn boot(boot: Boot) -> Transition {
             }
             .to_owned()
         }),
-        last_error: core
-            .state
-            .trouble
-            .as_ref()
-            .or(core.state.last_error.as_ref())
-            .map(|e| format!("{}: {}", e.code, e.detail)),
+        last_error: core.state.trouble.as_ref().or(core.state.last_error.as_ref()).map(|e| e.code.before(&e.detail)),
         token_source: core.local.token,
         docker_version: core.state.docker.as_ref().map(|docker| docker.engine.clone()),
         compose_version: core.state.docker.as_ref().map(|docker| docker.compose.clone()),

@@ -1,0 +1,376 @@
+//! What holds of the machine in any world, however it answers: properties over random boxes, answers, and clocks.
+//!
+//! Invariant: every property can fail, and each was seen to fail once with the rule that it watches taken out.
+
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
+mod common;
+#[path = "model/disk.rs"]
+mod disk;
+#[path = "properties/tape.rs"]
+mod tape;
+
+use std::collections::BTreeMap;
+
+use common::script::*;
+use disk::Disk;
+use monky_deployd::effects::containers::{Container, ContainerState, Health, RestartPolicy};
+use monky_deployd::effects::failure::Class;
+use monky_deployd::effects::model::Service;
+use monky_deployd::effects::state::TokenSource;
+use monky_deployd::effects::*;
+use monky_deployd::fsm::stages::Done;
+use monky_deployd::fsm::verdict::{self, Verdict};
+use monky_deployd::fsm::{Boot, Input, Machine, Options, StageName, Transition};
+use proptest::prelude::*;
+use tape::*;
+
+/// More steps than any tick needs: an hour of looking every second.
+const STEPS: usize = 20_000;
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(any::<u8>(), 0..600)
+}
+
+/// What a tick asked for, and what it heard.
+#[derive(Default)]
+struct Tick {
+    effects: Vec<Effect>,
+    inputs: Vec<Input>,
+    edges: Vec<(StageName, StageName)>,
+    done: Option<Done>,
+}
+
+impl Tick {
+    fn count(&self, name: OpName) -> usize {
+        self.effects.iter().filter(|effect| effect.op.name() == name).count()
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = Kind> {
+        self.effects.iter().map(|effect| effect.op.name().kind())
+    }
+}
+
+/// Runs a tick to its end. `meet` sees every machine on the way, and may replace it.
+fn tick(boot: Boot, mut answer: impl FnMut(&Op) -> Event, mut meet: impl FnMut(Machine) -> Machine) -> Tick {
+    let mut tick = Tick::default();
+    let mut now = boot.now;
+    let mut transition = Machine::boot(boot);
+    for _ in 0..STEPS {
+        let Transition { next, effects, notes: _, taken } = transition;
+        tick.edges.extend(taken);
+        if let Some(done) = next.done() {
+            tick.done = Some(done.clone());
+            return tick;
+        }
+        let inputs: Vec<Input> = effects.iter().map(|effect| input(effect, answer(&effect.op), &mut now)).collect();
+        tick.effects.extend(effects);
+        tick.inputs.extend(inputs.clone());
+        transition = meet(next).steps(inputs);
+    }
+    panic!("no end: {:?}", tick.effects.iter().rev().take(20).collect::<Vec<_>>());
+}
+
+/// Runs a tick that leaves its traces on a disk.
+fn tick_on(disk: &mut Disk, boot: Boot, mut answer: impl FnMut(&Op) -> Event) -> Tick {
+    tick(
+        boot,
+        |op| {
+            let event = answer(op);
+            if went_well(&event) {
+                disk.done(op);
+            }
+            event
+        },
+        |machine| machine,
+    )
+}
+
+/// An answer is `{"event": …, "data": …}`, and the data of a failure is `{"Err": …}`.
+fn went_well(event: &Event) -> bool {
+    serde_json::to_value(event).unwrap()["data"].get("Err").is_none()
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap()
+}
+
+/// A world in which everything goes well and bundle "z" is desired, a newer one than any other.
+fn good_world() -> impl FnMut(&Op) -> Event {
+    let mut script = Script::default().desired("z", 1_000_000).facts(|facts| facts.meta.agent.allow_rollback = true);
+    move |op| match op {
+        Op::LookupToken(_) => Event::TokenLookedUp(Ok(TokenFacts { accessor: None, ttl_s: None, renewable: false })),
+        // Whatever is looked for is there and well, for a release that is finished may be another one.
+        Op::Inspect(_) => {
+            let fine = |service: &str, n: u32| {
+                let mut fine = container(service, ContainerState::Running, Some(Health::Healthy));
+                fine.id = format!("{service}-{n}");
+                fine
+            };
+            Event::Inspected(Ok(vec![fine("web", 1), fine("db", 1), fine("db", 2)]))
+        }
+        op => script.answer(op),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sequence_of_inputs_makes_it_panic_or_wait_for_nothing(bytes in bytes()) {
+        let mut tape = Tape::new(bytes);
+        let boot = some_boot(&mut tape);
+        let mut now = boot.now;
+        let Transition { next: mut machine, effects, .. } = Machine::boot(boot);
+        let mut asked: BTreeMap<EffectId, Effect> = effects.into_iter().map(|effect| (effect.id, effect)).collect();
+        let mut good = good_world();
+        for _ in 0..STEPS {
+            prop_assert!(machine.done().is_some() || !machine.waiting().is_empty(), "stuck in {}", machine.stage());
+            for (id, name) in machine.waiting() {
+                prop_assert_eq!(asked[id].op.name(), *name);
+            }
+            let heard = if tape.over() {
+                let Some((id, _)) = machine.waiting().first() else { break };
+                input(&asked[id], good(&asked[id].op), &mut now)
+            } else if tape.one_in(3) {
+                // Anything, to anyone.
+                let op = some_op(&mut tape);
+                let answers = EffectId(u32::from(tape.byte()) % (asked.len() as u32 + 3));
+                let at = a_moment(&mut tape);
+                Input { now: at, answers, event: some_event(&mut tape, &op) }
+            } else {
+                let waiting = machine.waiting().to_vec();
+                if waiting.is_empty() { break };
+                let (id, _) = waiting[tape.pick(waiting.len())];
+                input(&asked[&id], some_event(&mut tape, &asked[&id].op), &mut now)
+            };
+            let stage = machine.stage();
+            let transition = machine.step(heard);
+            prop_assert!(stage != StageName::Done || transition.effects.is_empty(), "who is done asks for nothing");
+            asked.extend(transition.effects.into_iter().map(|effect| (effect.id, effect)));
+            machine = transition.next;
+        }
+        prop_assert!(machine.done().is_some(), "it does not end in a good world: {}", machine.stage());
+    }
+
+    #[test]
+    fn the_same_boot_and_inputs_give_the_same_effects_byte_for_byte(bytes in bytes()) {
+        let mut tape = Tape::new(bytes);
+        let boot = some_boot(&mut tape);
+        let first = tick(boot.clone(), |op| some_event(&mut tape, op), |machine| machine);
+        let recorded: Vec<Input> = serde_json::from_str(&json(&first.inputs)).unwrap();
+        let boot: Boot = serde_json::from_str(&json(&boot)).unwrap();
+        let mut again = recorded.into_iter();
+        let second = tick(boot, |_| again.next().unwrap().event, |machine| machine);
+        prop_assert_eq!(json(&first.effects), json(&second.effects));
+        prop_assert_eq!(first.done, second.done);
+    }
+
+    #[test]
+    fn a_machine_that_was_written_down_and_read_again_goes_on_as_if_nothing_had_been(bytes in bytes()) {
+        let mut tape = Tape::new(bytes);
+        let boot = some_boot(&mut tape);
+        let first = tick(boot.clone(), |op| some_event(&mut tape, op), |machine| machine);
+        let mut again = first.inputs.iter().cloned();
+        let second = tick(boot, |_| again.next().unwrap().event, |machine| {
+            let read: Machine = serde_json::from_str(&json(&machine)).unwrap();
+            assert_eq!(read, machine);
+            read
+        });
+        prop_assert_eq!(json(&first.effects), json(&second.effects));
+    }
+
+    #[test]
+    fn a_refused_bundle_leases_and_runs_nothing(bytes in bytes()) {
+        let mut tape = Tape::new(bytes);
+        let tick = tick(some_boot(&mut tape), |op| some_event(&mut tape, op), |machine| machine);
+        let refused = tick.done.as_ref().and_then(|done| done.code).is_some_and(|code| code.class() == Class::Refused);
+        // An interrupted rollback ends with the code of what it is made for, and --prune is no part of the deploy.
+        if refused && tick.count(OpName::FetchBundle) == 1 {
+            prop_assert!(!tick.kinds().any(|kind| matches!(kind, Kind::Lease | Kind::Run)), "{:?}", tick.effects);
+        }
+    }
+
+    #[test]
+    fn a_token_that_lives_long_enough_never_leases(bytes in bytes(), ttl_s in 601_u64..100_000) {
+        let mut tape = Tape::new(bytes);
+        let mut boot = some_boot(&mut tape);
+        boot.settings.renew_below_s = 600;
+        boot.local.bootstrap = false;
+        boot.local.token = Some(TokenSource::Lease);
+        let tick = tick(
+            boot,
+            |op| match op {
+                Op::LookupToken(_) => Event::TokenLookedUp(Ok(token(ttl_s))),
+                op => some_event(&mut tape, op),
+            },
+            |machine| machine,
+        );
+        prop_assert_eq!((tick.count(OpName::AskLease), tick.count(OpName::Login)), (0, 0));
+    }
+
+    #[test]
+    fn a_tick_asks_for_one_lease_and_for_a_second_only_after_one_re_login(bytes in bytes()) {
+        let mut tape = Tape::new(bytes);
+        let mut boot = some_boot(&mut tape);
+        let before = boot.state.leases.clone();
+        boot.now = NOW;
+        let tick = tick(boot, |op| some_event(&mut tape, op), |machine| machine);
+        let relogins = tick.edges.iter().filter(|edge| **edge == (StageName::Secrets, StageName::Token)).count();
+        prop_assert!(relogins <= 1);
+        prop_assert!(tick.count(OpName::AskLease) <= 1 + relogins);
+        let recent = before.iter().filter(|at| NOW.since_ms(**at) < 3_600_000).count();
+        prop_assert!(tick.count(OpName::AskLease) <= 5_usize.saturating_sub(recent), "more than the hour's budget");
+    }
+
+    #[test]
+    fn whatever_the_clock_does_a_box_converges_and_then_asks_for_nothing_but_the_check_in(
+        bytes in bytes(),
+        years in proptest::collection::vec(-10_i64..=10, 4),
+        rollback: bool,
+    ) {
+        let mut tape = Tape::new(bytes);
+        let mut disk = some_disk(&mut tape);
+        let on_unhealthy = if rollback { OnUnhealthy::Rollback } else { OnUnhealthy::Keep };
+        let mut now = NOW;
+        // Anything may happen, at any time.
+        for years in &years[..3] {
+            let boot = boot_on(&disk, Options { force: tape.one_in(4), prune: false }, on_unhealthy, now);
+            tick_on(&mut disk, boot, |op| some_event(&mut tape, op));
+            now = now.plus_s(60 + years * 365 * 86_400);
+        }
+        // Then all is well, but for one more step of the clock. The longest wait is the lease's: an hour and a tenth.
+        let mut good = good_world();
+        let ticks = 70;
+        let mut needed = None;
+        for n in 0..ticks {
+            let boot = boot_on(&disk, Options::default(), on_unhealthy, now);
+            tick_on(&mut disk, boot, &mut good);
+            now = now.plus_s(if n == 1 { 60 + years[3] * 365 * 86_400 } else { 60 });
+            if n > 1 && disk.state.applied().is_some_and(|applied| applied.sha == sha("z")) {
+                needed = Some(n);
+                break;
+            }
+        }
+        prop_assert!(needed.is_some(), "not converged after {ticks} ticks: {:?}", disk);
+        prop_assert_eq!(disk.current.clone(), Some(sha("z")));
+        prop_assert_eq!((&disk.state.unfinished, &disk.state.outcome, disk.outbox.len()), (&None, &None, 0));
+        for wait_s in [60, 60, 3700, 86_400] {
+            let before = disk.clone();
+            let boot = boot_on(&disk, Options::default(), on_unhealthy, now);
+            let tick = tick_on(&mut disk, boot, &mut good);
+            let done = tick.done.unwrap();
+            prop_assert_eq!(done.word.as_str(), "unchanged");
+            // The first may still ask after a token that was not needed for a long time.
+            if wait_s != 60 {
+                let names: Vec<OpName> = tick.effects.iter().map(|effect| effect.op.name()).collect();
+                prop_assert_eq!(names, [OpName::Checkin]);
+                prop_assert_eq!(&before, &disk);
+            }
+            now = now.plus_s(wait_s);
+        }
+    }
+
+    #[test]
+    fn a_box_that_runs_what_is_desired_only_reads_and_reports(bytes in bytes()) {
+        let mut tape = Tape::new(bytes);
+        let mut boot = running_a();
+        boot.state.token.as_mut().unwrap().ttl_s = None;
+        boot.local.outbox = vec!["r1".to_owned(); tape.pick(2)];
+        let tick = tick(
+            boot,
+            |op| match op {
+                Op::Checkin(_) => Event::CheckedIn(Ok(Desired { desired_sha: Some(sha("a")), hold: None })),
+                op => some_event(&mut tape, op),
+            },
+            |machine| machine,
+        );
+        for effect in &tick.effects {
+            let fine = matches!(effect.op.name().kind(), Kind::Read | Kind::Report)
+                // A report that was told leaves the outbox.
+                || matches!(effect.op, Op::DropReport(_));
+            prop_assert!(fine, "{:?}", effect);
+        }
+    }
+
+    #[test]
+    fn nothing_is_called_healthy_that_another_reading_of_the_rule_does_not_call_so(
+        bytes in bytes(),
+        looks in 1_usize..5,
+        stable_s in prop_oneof![Just(0_u64), Just(5), Just(60)],
+    ) {
+        let mut tape = Tape::new(bytes);
+        let of_scale = |scale| Service { scale, ..Service::default() };
+        let services: BTreeMap<String, Service> =
+            ["web", "db"].into_iter().map(|name| (name.to_owned(), of_scale(tape.of(&[1, 0, 2])))).collect();
+        let some = |tape: &mut Tape| -> Vec<Container> {
+            let n = tape.pick(5);
+            let mut all: Vec<Container> = (0..n).map(|_| a_container(tape)).collect();
+            // Mostly fine, for otherwise nothing would ever be healthy.
+            for c in &mut all {
+                if tape.one_in(3) {
+                    continue;
+                }
+                let fine = container("", ContainerState::Running, tape.of(&[Some(Health::Healthy), None]));
+                (c.state, c.health, c.restart_count) = (fine.state, fine.health, 0);
+            }
+            all.sort_by(|a, b| a.id.cmp(&b.id));
+            all.dedup_by(|a, b| a.id == b.id);
+            all
+        };
+        let before = some(&mut tape);
+        let mut baseline = verdict::before_up(&before);
+        let mut history: Vec<(Stamp, Vec<Container>)> = Vec::new();
+        for n in 0..looks {
+            // Mostly what was there a moment ago, for otherwise nothing would ever be stable.
+            let seen = match history.last() {
+                Some((_, last)) if !tape.one_in(3) => last.clone(),
+                _ => some(&mut tape),
+            };
+            let now = NOW.plus_s(5 * n as i64);
+            history.push((now, seen.clone()));
+            let verdict = verdict::judge(&services, &seen, &mut baseline, now, stable_s);
+            let wrong = not_fine(&services, &before, &history, stable_s);
+            prop_assert_eq!(verdict == Verdict::Healthy, wrong.is_empty(), "{:?} but {:?}", verdict, wrong);
+            if let Verdict::Failing(_) = verdict {
+                break; // The machine does not look again.
+            }
+        }
+    }
+}
+
+/// The same rule as a query over everything that was seen: what keeps the last look from being healthy.
+fn not_fine(
+    services: &BTreeMap<String, Service>,
+    before: &[Container],
+    history: &[(Stamp, Vec<Container>)],
+    stable_s: u64,
+) -> Vec<String> {
+    let (now, last) = history.last().unwrap();
+    let mut wrong = Vec::new();
+    for (service, Service { scale, .. }) in services {
+        if (last.iter().filter(|c| c.service == *service).count() as u64) < u64::from(*scale) {
+            wrong.push(format!("too few of {service}"));
+        }
+    }
+    for c in last.iter().filter(|c| services.contains_key(&c.service)) {
+        let earlier =
+            || history.iter().flat_map(|(at, all)| all.iter().map(move |e| (*at, e))).filter(|(_, e)| e.id == c.id);
+        let restarts_before = before.iter().find(|e| e.id == c.id).map_or(0, |e| e.restart_count);
+        let first_run =
+            earlier().find(|(_, e)| e.state == ContainerState::Running && e.restart_count <= restarts_before);
+        let restarted = c.restart_count > restarts_before;
+        let started_again = first_run.is_some_and(|(_, e)| e.started_at != c.started_at);
+        let kept_up = matches!(c.restart_policy, RestartPolicy::Always | RestartPolicy::UnlessStopped);
+        let stable = first_run.is_some_and(|(since, _)| now.since_ms(since) as u64 >= stable_s * 1000);
+        let fine = match (c.state, c.health) {
+            (ContainerState::Running, Some(health)) => health == Health::Healthy,
+            (ContainerState::Running, None) => stable,
+            (ContainerState::Exited, _) => c.exit_code == 0 && !kept_up,
+            _ => false,
+        };
+        if restarted || started_again || !fine {
+            wrong.push(format!("{} restarted {restarted}, started again {started_again}, fine {fine}", c.id));
+        }
+    }
+    wrong
+}

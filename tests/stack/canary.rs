@@ -1,0 +1,139 @@
+//! No secret is anywhere but where it belongs: in `.env`, the token and grant files, `docker/config.json` and the containers.
+
+use std::path::Path;
+
+use monky_deployd::sandbox::http::Fault;
+use monky_deployd::sandbox::tenancy::Call;
+use serde_json::json;
+
+use crate::common::rig::{Ran, Rig, forms_of, on_each, on_one};
+
+/// What the agent said, and everything that it left behind.
+struct Net {
+    secrets: Vec<String>,
+    journal: String,
+}
+
+impl Net {
+    fn of(&mut self, ran: &Ran) {
+        self.journal.push_str(&ran.stdout);
+        self.journal.push_str(&ran.stderr);
+    }
+
+    /// A token or grant of which the tests get to know only from its file.
+    fn learn(&mut self, rig: &Rig) {
+        self.secrets.extend([rig.token(), rig.grant()]);
+    }
+
+    fn is_clean(&self, what: &str, text: &str) {
+        for secret in &self.secrets {
+            for form in forms_of(secret) {
+                assert!(!text.contains(&form), "{what} holds {form:?}: {text}");
+            }
+        }
+    }
+
+    fn holds_nothing(&self, rig: &Rig) {
+        self.is_clean("the journal", &self.journal);
+        for args in [["status", "--format", "json"], ["status", "--format", "text"], ["config", "show", ""]] {
+            let args: Vec<&str> = args.into_iter().filter(|arg| !arg.is_empty()).collect();
+            let ran = rig.run(&args);
+            self.is_clean(&args.join(" "), &format!("{}{}", ran.stdout, ran.stderr));
+        }
+        let requests: Vec<String> =
+            rig.tenancy.requests().iter().map(|r| format!("{} {}\n{}", r.method, r.path, r.body)).collect();
+        self.is_clean("what tenancy was sent", &requests.join("\n"));
+        let belongs = |path: &Path| {
+            path.ends_with(".env")
+                || path.ends_with("docker/config.json")
+                || ["token.json", "grant.json", "bootstrap.jwt"].iter().any(|name| path.ends_with(name))
+        };
+        for (path, (.., content)) in rig.everything() {
+            if !belongs(&path) {
+                self.is_clean(&path.display().to_string(), &String::from_utf8_lossy(&content));
+            }
+        }
+    }
+}
+
+#[test]
+fn no_secret_is_anywhere_but_where_it_belongs() {
+    on_each(|rig| {
+        let password = "c4n4ry $HOME \"quoted\" \\ \u{fc}/+?&=";
+        let lines = "BEGIN-c4n4ry-two\nmiddle-c4n4ry-two\nEND-c4n4ry-two";
+        rig.secret("db", json!({"value": password}));
+        rig.secret("key", json!({"value": lines}));
+        rig.secret("image", json!({"value": "registry.invalid/c4n4ry-image:1"}));
+        rig.registry_secret();
+        let bootstrap = rig.bootstrap();
+        let credential = format!("{}:{}", rig.stack["STACK_REGISTRY_USER"], rig.stack["STACK_REGISTRY_PASSWORD"]);
+        let mut net = Net {
+            secrets: vec![
+                password.to_owned(),
+                lines.to_owned(),
+                "middle-c4n4ry-two".to_owned(),
+                "c4n4ry-image".to_owned(),
+                rig.stack["STACK_REGISTRY_PASSWORD"].clone(),
+                credential,
+                bootstrap,
+            ],
+            journal: String::new(),
+        };
+        let entries =
+            [rig.entry("PASSWORD", "db"), rig.entry("KEY", "key"), rig.entry("IMAGE", "image"), rig.registry_entry()];
+        let loud = ["--log-level", "TRACE", "tick"];
+
+        // A good deploy, whose report waits in the outbox.
+        let good = "services: {web: {image: '@web:1', environment: {P: '${PASSWORD}', K: '${KEY}'}}}\n";
+        rig.tenancy.fail_always(Call::Report, Some(Fault::Drop));
+        rig.desire(&rig.bundle(1, good, &entries, &[]));
+        let ran = rig.run(&loud);
+        assert_eq!(ran.status, 0, "{ran:?}");
+        net.of(&ran);
+        net.learn(rig);
+        assert_eq!(rig.outbox().len(), 1);
+        net.holds_nothing(rig);
+
+        // A service that tells what it was given.
+        let tells = "services: {web: {image: '@tool:1', environment: {P: '${PASSWORD}', K: '${KEY}'}, command: [sh, -c, 'echo \"$$P\" and \"$$K\"; exit 1']}}\n";
+        rig.desire(&rig.bundle(2, tells, &entries, &[]));
+        let ran = rig.run(&loud);
+        assert_eq!(ran.status, 1, "{ran:?}");
+        assert!(ran.stdout.contains("UNHEALTHY") && ran.stderr.contains("web says: "), "{ran:?}");
+        net.of(&ran);
+        net.holds_nothing(rig);
+
+        // A value where Compose and the engine quote it.
+        let quoted = "services: {web: {image: '${IMAGE}'}}\n";
+        rig.desire(&rig.bundle(3, quoted, &entries, &[]));
+        let ran = rig.run(&loud);
+        assert!(ran.stdout.contains("PULL_FAILED"), "{ran:?}");
+        net.of(&ran);
+        let port = "services: {web: {image: '@web:1', ports: ['${PASSWORD}:80']}}\n";
+        rig.desire(&rig.bundle(4, port, &entries, &[]));
+        let ran = rig.run(&loud);
+        assert_eq!(ran.status, 1, "{ran:?}");
+        net.of(&ran);
+        net.holds_nothing(rig);
+
+        // All of it is told.
+        rig.tenancy.fail_always(Call::Report, None);
+        rig.tick();
+        assert_eq!(rig.reports().len(), 4);
+        net.holds_nothing(rig);
+    });
+}
+
+#[test]
+fn a_wrong_registry_password_is_not_told_either() {
+    on_one(|rig| {
+        rig.secret("registry", json!({"value": format!("{}:wr0ng-c4n4ry", rig.stack["STACK_REGISTRY_USER"])}));
+        rig.desire(&rig.bundle(1, "services: {web: {image: '@web:1'}}\n", &[rig.registry_entry()], &[]));
+        let mut net = Net { secrets: vec!["wr0ng-c4n4ry".to_owned()], journal: String::new() };
+        let ran = rig.run(&["--log-level", "TRACE", "tick"]);
+        assert!(ran.stdout.contains("PULL_FAILED"), "{ran:?}");
+        net.of(&ran);
+        net.learn(rig);
+        net.holds_nothing(rig);
+    });
+}
