@@ -2,6 +2,7 @@
 //!
 //! Invariant: both runs have the same boot and the same world. In one the dry run stands before it.
 
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
 use common::driver::Scripted;
