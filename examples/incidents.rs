@@ -198,7 +198,7 @@ fn bao_sealed_mid_reads() -> Ticked {
     // More secrets than are read at the same time. Whether the seal falls among the reads is a race: it is run again.
     let names: Vec<String> = (1..=14).map(|n| format!("part_{n}")).collect();
     loop {
-        let mut stand = running("");
+        let stand = running("");
         stand.image("shop/web:1.1", healthy(), &[]);
         for name in &names {
             stand.secret(name, json!({ "value": SECRETS[0] }));
