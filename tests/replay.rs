@@ -5,12 +5,12 @@
 #[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
-use std::cell::{Cell, RefCell};
 use std::fs;
 use std::process::{Command, Output};
 
+use common::driver::Scripted;
 use common::script::*;
-use monky_deployd::drivers::Driver;
+use monky_deployd::drivers::Driver as _;
 use monky_deployd::drivers::record::{FORMAT, LARGEST, Line, Recorder};
 use monky_deployd::drivers::replay::{Recording, ReplayError, Verdict, replay};
 use monky_deployd::drivers::run_loop::{self, Ended};
@@ -21,42 +21,6 @@ use monky_deployd::fsm::stages::Done;
 use monky_deployd::fsm::{Boot, Options, StageName};
 use proptest::prelude::*;
 use serde_json::Value;
-
-/// A scripted world as the loop knows it. Each effect takes a second, a wait as long as it asks for.
-struct Scripted {
-    script: RefCell<Script>,
-    now: Cell<Stamp>,
-    /// Someone asks the process to end after so many effects.
-    ends_after: Cell<usize>,
-}
-
-impl Scripted {
-    fn new(now: Stamp, script: Script) -> Scripted {
-        Scripted { script: RefCell::new(script), now: Cell::new(now), ends_after: Cell::new(usize::MAX) }
-    }
-}
-
-impl Driver for Scripted {
-    fn perform(&self, effects: &[Effect]) -> Vec<Event> {
-        let one = |effect: &Effect| {
-            self.now.set(match &effect.op {
-                Op::WaitUntil(wait) => wait.until.max(self.now.get()),
-                _ => self.now.get().plus_s(1),
-            });
-            self.ends_after.set(self.ends_after.get().saturating_sub(1));
-            self.script.borrow_mut().answer(&effect.op)
-        };
-        effects.iter().map(one).collect()
-    }
-
-    fn now(&self) -> Stamp {
-        self.now.get()
-    }
-
-    fn cancelled(&self) -> bool {
-        self.ends_after.get() == 0
-    }
-}
 
 /// A recorded tick.
 struct Ticked {

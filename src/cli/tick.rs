@@ -125,7 +125,7 @@ fn dry_run(mut config: Config, args: &Tick, clock: Clock, cancel: Cancel) -> u8 
     };
     config.state_dir = scratch.path().join("state");
     let world = World::new(config, scratch_store, vault, clock, cancel, boot.seed);
-    let driver = DryRun::new(world);
+    let driver = DryRun::new(world, &boot.state);
     let mut watch = (Plan::default(), Recorder::new(usize::MAX));
     let ended = run_loop::run(boot, &driver, &mut watch);
     let (mut plan, recorder) = watch;

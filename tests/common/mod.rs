@@ -1,5 +1,6 @@
 //! What the suites share. Each suite uses a part of it.
 
+pub mod driver;
 pub mod openapi;
 #[cfg(feature = "sandbox")]
 pub mod rig;
