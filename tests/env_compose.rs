@@ -3,7 +3,6 @@
 //! Invariant: the reader is Compose itself; `tests/env_round_trip.rs` has the rules that were measured of it.
 
 #![cfg(feature = "sandbox")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;

@@ -12,7 +12,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::rig::{forms_of, on_each};
+use common::forms::forms_of;
+use common::rig::on_each;
 use common::stand::{Secrets, Stand};
 use monky_deployd::drivers::record::LARGEST;
 use monky_deployd::sandbox::docker::{Behaviour, Fault, Pace};
