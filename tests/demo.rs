@@ -25,12 +25,13 @@ fn demo(tmp: &Path, args: &[&str]) -> Output {
         .env_remove("NO_COLOR")
         .stdin(Stdio::null())
         .output()
-        .unwrap()
+        .expect("the binary runs")
 }
 
 /// The story, played once for all tests that only look at it.
-static PLAYED: LazyLock<Played> =
-    LazyLock::new(|| play(STEPS, Path::new(EXE), Cancel::default(), &mut Vec::new(), Paint::Plain).unwrap());
+static PLAYED: LazyLock<Played> = LazyLock::new(|| {
+    play(STEPS, Path::new(EXE), Cancel::default(), &mut Vec::new(), Paint::Plain).expect("it goes on to its end")
+});
 
 fn parts() -> impl Iterator<Item = &'static Part> {
     STEPS.iter().flat_map(|step| step.parts)

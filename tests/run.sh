@@ -7,7 +7,7 @@ log=target/test.log
 mkdir -p target
 
 if [ "${STACK:-on}" = off ]; then
-    echo "STACK=off: without the real stack. Not run: $(cd tests && grep -l 'STACK_ENV\|rig::' ./*.rs | xargs -n1 basename | sed 's/\.rs$//' | paste -sd' ')."
+    echo "STACK=off: without the real stack. Not run: $(cd tests && grep -l 'STACK_ENV\|rig::\|path = "stack/' ./*.rs | xargs -n1 basename | sed 's/\.rs$//' | paste -sd' ')."
 else
     if ! ./tests/stack/can.sh; then
         echo "The real stack cannot run here, so these suites cannot: stack, plan, docker_real, contract_bao (real half)."

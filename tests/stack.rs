@@ -5,8 +5,12 @@
 #[expect(dead_code, reason = "each suite uses a part of what is shared")]
 mod common;
 
+#[path = "stack/bundles.rs"]
+mod bundles;
 #[path = "stack/canary.rs"]
 mod canary;
+#[path = "stack/crash.rs"]
+mod crash;
 #[path = "stack/deploy.rs"]
 mod deploy;
 #[path = "stack/health.rs"]

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::history::without_remedy;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::clock::Clock;
@@ -13,22 +14,24 @@ use crate::effects::state::{Attempts, LastError, LastResult, State, TokenSource}
 use crate::effects::{LocalFacts, Sha, Stamp};
 use crate::fsm::retry;
 
-/// The status as JSON. Times are RFC 3339 in UTC, durations whole seconds.
+/// The status as JSON. Times are RFC 3339 in UTC, durations whole seconds. Its shape is in the README.
 #[derive(Debug, Serialize)]
 struct Status {
+    #[serde(skip)]
+    now: Stamp,
     env_id: String,
     agent_version: String,
     applied: Option<AppliedStatus>,
     current: Option<Sha>,
     unfinished: Option<Sha>,
     last_result: Option<LastResult>,
-    last_at: Option<String>,
+    last_at: Option<Moment>,
     last_error: Option<ErrorStatus>,
     trouble: Option<ErrorStatus>,
     token: Option<TokenStatus>,
     bootstrap_waits: bool,
     leases_last_hour: usize,
-    next_lease_at: Option<String>,
+    next_lease_at: Option<Moment>,
     attempts: BTreeMap<Sha, AttemptStatus>,
     reports_waiting: usize,
     docker_version: Option<String>,
@@ -36,10 +39,34 @@ struct Status {
     notes: Vec<String>,
 }
 
+/// A moment: RFC 3339 for programs, and for people also how far away it is.
+#[derive(Clone, Copy, Debug)]
+struct Moment(Stamp);
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&moment(self.0))
+    }
+}
+
+impl Moment {
+    fn seen_from(self, now: Stamp) -> String {
+        let (ago, ahead) = (now.since_ms(self.0) / 1000, self.0.since_ms(now) / 1000);
+        let span = |s: i64| match s {
+            0..120 => format!("{s} s"),
+            120..7200 => format!("{} min", s / 60),
+            7200..172_800 => format!("{} h", s / 3600),
+            _ => format!("{} days", s / 86_400),
+        };
+        let distance = if ahead > 0 { format!("in {}", span(ahead)) } else { format!("{} ago", span(ago)) };
+        format!("{} ({distance})", moment(self.0))
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct AppliedStatus {
     sha: Sha,
-    since: String,
+    since: Moment,
     generation: Option<i64>,
 }
 
@@ -48,7 +75,9 @@ struct ErrorStatus {
     code: &'static str,
     phase: String,
     detail: String,
-    at: String,
+    /// What a person should do about it.
+    remedy: &'static str,
+    at: Moment,
 }
 
 #[derive(Debug, Serialize)]
@@ -62,7 +91,7 @@ struct TokenStatus {
 #[derive(Debug, Serialize)]
 struct AttemptStatus {
     failed: u32,
-    next_at: Option<String>,
+    next_at: Option<Moment>,
     quarantined: bool,
 }
 
@@ -103,12 +132,13 @@ fn error(error: &LastError) -> ErrorStatus {
         code: error.code.as_str(),
         phase: error.phase.clone(),
         detail: error.detail.clone(),
-        at: moment(error.at),
+        remedy: error.code.remedy(),
+        at: Moment(error.at),
     }
 }
 
 fn attempt(tried: &Attempts) -> AttemptStatus {
-    AttemptStatus { failed: tried.count, next_at: tried.next_at.map(moment), quarantined: tried.quarantined }
+    AttemptStatus { failed: tried.count, next_at: tried.next_at.map(Moment), quarantined: tried.quarantined }
 }
 
 fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<String>, now: Stamp) -> Status {
@@ -123,23 +153,24 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
         }
     });
     Status {
+        now,
         env_id: config.settings.env_id.clone(),
         agent_version: config.settings.agent_version.clone(),
         applied: state.applied().map(|applied| AppliedStatus {
             sha: applied.sha.clone(),
-            since: moment(applied.at),
+            since: Moment(applied.at),
             generation: applied.generation,
         }),
         current: local.current.clone(),
         unfinished: state.unfinished.as_ref().map(|goal| goal.sha.clone()),
         last_result: state.last_result,
-        last_at: state.last_at.map(moment),
+        last_at: state.last_at.map(Moment),
         last_error: state.last_error.as_ref().map(error),
         trouble: state.trouble.as_ref().map(error),
         token,
         bootstrap_waits: local.bootstrap,
         leases_last_hour: state.leases.len(),
-        next_lease_at: retry::lease_free_at(&state.leases, state.lease_not_before, now).map(moment),
+        next_lease_at: retry::lease_free_at(&state.leases, state.lease_not_before, now).map(Moment),
         attempts: state.attempts.iter().map(|(sha, tried)| (sha.clone(), attempt(tried))).collect(),
         reports_waiting: local.outbox.len() + usize::from(state.outcome.is_some()),
         docker_version: state.docker.as_ref().map(|docker| docker.engine.clone()),
@@ -150,11 +181,13 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
 
 /// For a tired person: what runs, what is wrong, what comes next.
 fn text(status: &Status) -> String {
+    let when = |at: &Moment| at.seen_from(status.now);
+    let bare = |error: &ErrorStatus| without_remedy(&error.detail, Some(error.remedy));
     let mut lines = vec![format!("{} (monky-deployd {})", status.env_id, status.agent_version)];
     lines.push(match &status.applied {
         Some(applied) => {
             let generation = applied.generation.map(|n| format!(", generation {n}")).unwrap_or_default();
-            format!("applied     {} since {}{generation}", applied.sha.short(), applied.since)
+            format!("applied     {} since {}{generation}", applied.sha.short(), when(&applied.since))
         }
         None => "applied     nothing yet".to_owned(),
     });
@@ -172,18 +205,20 @@ fn text(status: &Status) -> String {
             LastResult::Failed => "failed",
             LastResult::RolledBack => "failed, rolled back",
         };
-        lines.push(format!("last        {result} at {at}"));
+        lines.push(format!("last        {result} at {}", when(at)));
     }
     if let Some(error) = &status.last_error {
-        lines.push(format!("error       {} in {}: {}", error.code, error.phase, error.detail));
+        lines.push(format!("error       {} in {} at {}: {}", error.code, error.phase, when(&error.at), bare(error)));
+        lines.push(format!("            to do: {}", error.remedy));
     }
     if let Some(trouble) = &status.trouble {
-        lines.push(format!("trouble     {} since {}: {}", trouble.code, trouble.at, trouble.detail));
+        lines.push(format!("trouble     {} since {}: {}", trouble.code, when(&trouble.at), bare(trouble)));
+        lines.push(format!("            to do: {}", trouble.remedy));
     }
     for (sha, tried) in &status.attempts {
         let next = match (&tried.next_at, tried.quarantined) {
             (_, true) => "left alone until another bundle is desired, or `tick --force`".to_owned(),
-            (Some(at), false) => format!("next attempt not before {at}"),
+            (Some(at), false) => format!("next attempt not before {}", when(at)),
             (None, false) => "next attempt with the next tick".to_owned(),
         };
         lines.push(format!("attempts    {}: {} failed; {next}", sha.short(), tried.failed));
@@ -201,7 +236,7 @@ fn text(status: &Status) -> String {
         None if status.bootstrap_waits => "token       none; a bootstrap grant waits for the next tick".to_owned(),
         None => "token       none".to_owned(),
     });
-    let free = status.next_lease_at.as_ref().map(|at| format!(", next not before {at}")).unwrap_or_default();
+    let free = status.next_lease_at.as_ref().map(|at| format!(", next not before {}", when(at))).unwrap_or_default();
     lines.push(format!("leases      {} of {} in the last hour{free}", status.leases_last_hour, retry::LEASES_AN_HOUR));
     lines.push(format!("reports     {} waiting", status.reports_waiting));
     let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "not seen yet".to_owned());

@@ -45,8 +45,9 @@ pub fn run(config: Config, args: &Tick) -> u8 {
     };
     let (began, seed) = (boot.now, boot.seed);
     let world = World::new(config, store, vault, clock, cancel, seed);
-    let largest = if args.record.is_some() { usize::MAX } else { record::LARGEST };
-    let mut watch = (Journal, Recorder::new(largest));
+    // One that is asked for by name is whole, whatever its size.
+    let whole = args.record.as_ref().map(|_| Recorder::new(usize::MAX));
+    let mut watch = (Journal, (Recorder::new(record::LARGEST), whole));
     let ended = run_loop::run(boot, &world, &mut watch);
     let (done, status) = match &ended {
         Ended::Done(done) => {
@@ -58,8 +59,11 @@ pub fn run(config: Config, args: &Tick) -> u8 {
             (None, exit::TEMPORARY)
         }
     };
-    let (_, recorder) = watch;
-    keep(&world, recorder, done, began, args.record.as_deref());
+    let (_, (recorder, whole)) = watch;
+    keep(&world, recorder, done, began);
+    if let (Some(whole), Some(file)) = (whole, &args.record) {
+        write(file, &whole.finish(done, world.now()));
+    }
     status
 }
 
@@ -79,20 +83,22 @@ fn boot(config: &Config, args: &Tick, store: &Store, clock: &Clock) -> Result<Bo
     })
 }
 
-/// Keeps the recording of a tick that did something, and writes it where it was asked for.
-fn keep(world: &World, recorder: Recorder, done: Option<&Done>, began: Stamp, file: Option<&Path>) {
-    let worth_it = recorder.did_something();
-    let text = recorder.finish(done, world.now());
-    if let Some(file) = file
-        && let Err(error) = std::fs::write(file, &text)
-    {
-        journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
+/// Keeps the recording of a tick that did something.
+fn keep(world: &World, recorder: Recorder, done: Option<&Done>, began: Stamp) {
+    if !recorder.is_worth_keeping(done) {
+        return;
     }
-    if worth_it && text.len() <= record::LARGEST {
-        let name = format!("{:015}.jsonl", began.0);
-        if let Err(fault) = world.store().save_recording(&name, text.as_bytes(), record::KEPT) {
-            journal::say(&Note::warn(format!("the recording of this tick could not be kept: {}", fault.detail)));
-        }
+    let text = recorder.finish(done, world.now());
+    let name = format!("{:015}.jsonl", began.0);
+    if let Err(fault) = world.store().save_recording(&name, text.as_bytes(), record::KEPT) {
+        journal::say(&Note::warn(format!("the recording of this tick could not be kept: {}", fault.detail)));
+    }
+}
+
+/// Writes a recording where it was asked for.
+fn write(file: &Path, text: &str) {
+    if let Err(error) = std::fs::write(file, text) {
+        journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
     }
 }
 
@@ -119,15 +125,13 @@ fn dry_run(mut config: Config, args: &Tick, clock: Clock, cancel: Cancel) -> u8 
     };
     config.state_dir = scratch.path().join("state");
     let world = World::new(config, scratch_store, vault, clock, cancel, boot.seed);
-    let driver = DryRun::new(world);
+    let driver = DryRun::new(world, &boot.state);
     let mut watch = (Plan::default(), Recorder::new(usize::MAX));
     let ended = run_loop::run(boot, &driver, &mut watch);
     let (mut plan, recorder) = watch;
     let Ended::Done(done) = ended else { return exit::TEMPORARY };
-    if let Some(file) = &args.record
-        && let Err(error) = std::fs::write(file, recorder.finish(Some(&done), driver.now()))
-    {
-        journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
+    if let Some(file) = &args.record {
+        write(file, &recorder.finish(Some(&done), driver.now()));
     }
     let status = done.exit.status();
     plan.finish(done);

@@ -4,21 +4,21 @@
 //! needed; the others are answered as if they had gone well.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Driver;
-use super::world::World;
 use crate::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use crate::effects::model::Service;
+use crate::effects::state::State;
 use crate::effects::{
     Effect, Event, Kind, Lease, Op, RemovedImages, RunDone, Scrubbed, SecretFacts, Stamp, TokenFacts, TokenName,
     ValueFact, ValueUse,
 };
 
 /// Carries out what reads, and answers the rest.
-pub struct DryRun {
+pub struct DryRun<W> {
     /// The real world, on a scratch state directory.
-    world: World,
+    world: W,
     pretended: Mutex<Pretended>,
 }
 
@@ -30,12 +30,29 @@ struct Pretended {
     /// These services would be up and healthy.
     up: bool,
     services: BTreeMap<String, Service>,
+    /// Nobody waits in a plan, but for the machine the time that it waited for has passed.
+    waited: Stamp,
 }
 
-impl DryRun {
-    /// A dry run in a world whose state directory is a scratch folder.
-    pub fn new(scratch: World) -> DryRun {
-        DryRun { world: scratch, pretended: Mutex::default() }
+impl Pretended {
+    /// A release that is on its way up, whether in this tick or in one that was interrupted, would be up with these.
+    fn promises(&mut self, state: &State) {
+        if let Some(goal) = &state.unfinished {
+            self.services = goal.services.clone();
+        }
+    }
+}
+
+impl<W: Driver> DryRun<W> {
+    /// A dry run from this state, in a world whose state directory is a scratch folder.
+    pub fn new(scratch: W, state: &State) -> DryRun<W> {
+        let mut pretended = Pretended::default();
+        pretended.promises(state);
+        DryRun { world: scratch, pretended: Mutex::new(pretended) }
+    }
+
+    fn pretended(&self) -> MutexGuard<'_, Pretended> {
+        self.pretended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an effect is carried out, and not only answered.
@@ -52,9 +69,14 @@ impl DryRun {
     }
 
     fn answer(&self, effect: &Effect) -> Event {
-        let real = DryRun::is_real(&self.pretended.lock().unwrap_or_else(PoisonError::into_inner), &effect.op);
+        let real = Self::is_real(&self.pretended(), &effect.op);
         let event = if real { self.one(effect) } else { self.pretend(&effect.op) };
-        let mut pretended = self.pretended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pretended = self.pretended();
+        match &effect.op {
+            Op::SaveState(save) => pretended.promises(&save.state),
+            Op::WaitUntil(wait) => pretended.waited = pretended.waited.max(wait.until),
+            _ => {}
+        }
         match &event {
             Event::ModelRead(Ok(model)) => pretended.services = model.services.clone(),
             Event::LoggedIn(Ok(_)) => pretended.token = true,
@@ -69,8 +91,8 @@ impl DryRun {
     }
 
     fn pretend(&self, op: &Op) -> Event {
-        let pretended = self.pretended.lock().unwrap_or_else(PoisonError::into_inner);
-        well(op, &pretended.services, self.world.now())
+        let now = self.now();
+        well(op, &self.pretended().services, now)
     }
 }
 
@@ -148,13 +170,13 @@ fn healthy(name: &str, service: &Service, now: Stamp) -> Vec<Container> {
     (1..=service.scale.min(1000)).map(container).collect()
 }
 
-impl Driver for DryRun {
+impl<W: Driver> Driver for DryRun<W> {
     fn perform(&self, effects: &[Effect]) -> Vec<Event> {
         effects.iter().map(|effect| self.answer(effect)).collect()
     }
 
     fn now(&self) -> Stamp {
-        self.world.now()
+        self.world.now().max(self.pretended().waited)
     }
 
     fn cancelled(&self) -> bool {

@@ -4,15 +4,18 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read as _};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::record::{FORMAT, Line};
 use crate::effects::Effect;
 use crate::fsm::stages::Done;
 use crate::fsm::{Boot, Input, Machine, StageName, Transition};
+
+/// The longest line that is read (bytes): many times what any line of a recording has.
+const LONGEST_LINE: u64 = 64 * 1024 * 1024;
 
 /// Why a recording cannot be replayed.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +46,8 @@ pub struct Recording {
     pub agent: String,
     /// What the tick began with.
     pub boot: Boot,
-    /// The lines after the header.
-    pub lines: Vec<Line>,
+    /// The lines after the header, each with its number in the file, from 1.
+    pub lines: Vec<(usize, Line)>,
 }
 
 impl Recording {
@@ -52,13 +55,13 @@ impl Recording {
     ///
     /// # Errors
     /// If it cannot be read, a line is malformed, or its format is newer than [`FORMAT`].
-    pub fn read(from: impl BufRead) -> Result<Recording, ReplayError> {
+    pub fn read(mut from: impl BufRead) -> Result<Recording, ReplayError> {
         let malformed = |line: usize, what: String| ReplayError::Malformed { line, what };
-        let mut lines = from.lines();
-        let first = lines.next().ok_or_else(|| malformed(1, "it is empty".to_owned()))??;
+        let first = line(&mut from, 1)?.ok_or_else(|| malformed(1, "it is empty".to_owned()))?;
         // The format first: what comes after it is only known for formats that are known.
         let header: Value = serde_json::from_str(&first).map_err(|error| malformed(1, error.to_string()))?;
         match header.get("format").and_then(Value::as_u64) {
+            Some(0) => return Err(malformed(1, "there is no format 0".to_owned())),
             Some(found) if found > u64::from(FORMAT) => return Err(ReplayError::Newer { found }),
             Some(_) => {}
             None => {
@@ -71,25 +74,75 @@ impl Recording {
             return Err(malformed(1, "it is no header".to_owned()));
         };
         let mut recording = Recording { agent, boot: *boot, lines: Vec::new() };
-        for (at, line) in lines.enumerate() {
-            let line = line?;
-            if line.trim().is_empty() {
+        let mut at = 1;
+        loop {
+            at += 1;
+            let Some(text) = line(&mut from, at)? else { return Ok(recording) };
+            if text.trim().is_empty() {
                 continue;
             }
-            match serde_json::from_str(&line).map_err(|error| malformed(at + 2, error.to_string()))? {
-                Line::Header { .. } => return Err(malformed(at + 2, "a second header".to_owned())),
-                line => recording.lines.push(line),
+            match read_line(&text).map_err(|error| malformed(at, error.to_string()))? {
+                Line::Header { .. } => return Err(malformed(at, "a second header".to_owned())),
+                line => recording.lines.push((at, line)),
             }
         }
-        Ok(recording)
     }
 
-    /// How the recorded tick ended.
+    /// How the recorded tick ended; none: it was interrupted, or the file is not whole.
     pub fn done(&self) -> Option<&Done> {
-        self.lines.iter().rev().find_map(|line| match line {
+        self.lines.iter().rev().find_map(|(_, line)| match line {
             Line::Outcome { done, .. } => Some(done),
             Line::Header { .. } | Line::Effect { .. } | Line::Event { .. } | Line::Cut { .. } => None,
         })
+    }
+
+    /// Why it is not complete, as it says itself.
+    pub fn cut(&self) -> Option<&str> {
+        self.lines.iter().find_map(|(_, line)| match line {
+            Line::Cut { why, .. } => Some(why.as_str()),
+            Line::Header { .. } | Line::Effect { .. } | Line::Event { .. } | Line::Outcome { .. } => None,
+        })
+    }
+}
+
+/// The next line, without its end.
+fn line(from: &mut impl BufRead, at: usize) -> Result<Option<String>, ReplayError> {
+    let malformed = |what: &str| ReplayError::Malformed { line: at, what: what.to_owned() };
+    let mut bytes = Vec::new();
+    from.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut bytes)?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    if bytes.pop_if(|byte| *byte == b'\n').is_none() && bytes.len() as u64 == LONGEST_LINE {
+        return Err(malformed("it is longer than any line of a recording"));
+    }
+    String::from_utf8(bytes).map(Some).map_err(|_| malformed("it is not UTF-8"))
+}
+
+/// Reads one line. By its tag alone serde would hold each line a second time before it knows what it is; effects and
+/// events, nearly all that a long recording has, begin with the tag, so they are read at once.
+fn read_line(text: &str) -> serde_json::Result<Line> {
+    #[derive(Deserialize)]
+    struct OfEffect {
+        n: u32,
+        ms: i64,
+        stage: StageName,
+        effect: Effect,
+    }
+    #[derive(Deserialize)]
+    struct OfEvent {
+        n: u32,
+        ms: i64,
+        input: Input,
+    }
+    if text.starts_with(r#"{"line":"effect","#) {
+        let OfEffect { n, ms, stage, effect } = serde_json::from_str(text)?;
+        Ok(Line::Effect { n, ms, stage, effect })
+    } else if text.starts_with(r#"{"line":"event","#) {
+        let OfEvent { n, ms, input } = serde_json::from_str(text)?;
+        Ok(Line::Event { n, ms, input })
+    } else {
+        serde_json::from_str(text)
     }
 }
 
@@ -109,8 +162,8 @@ pub struct Verdict {
 /// The first difference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Divergence {
-    /// The number of the recorded line.
-    pub n: u32,
+    /// The line of the file, from 1.
+    pub line: usize,
     /// The stage in which the machine is now.
     pub stage: StageName,
     /// The event that led there.
@@ -125,38 +178,45 @@ pub struct Divergence {
 pub fn replay(recording: &Recording) -> Verdict {
     let mut verdict = Verdict { same: 0, events: 0, cut: false, divergence: None };
     let Transition { next, effects, notes: _, taken: _ } = Machine::boot(recording.boot.clone());
-    let mut machine = Some(next);
+    let mut machine = next;
     let mut emitted: VecDeque<Effect> = effects.into();
     let mut after: Option<&Input> = None;
-    for line in &recording.lines {
-        let Some(at) = machine.as_ref().map(Machine::stage) else { break };
-        let differs = |n: u32, recorded: Option<Value>, now: Option<Value>| {
-            Some(Divergence { n, stage: at, after: after.cloned(), recorded, now })
+    // Effects that are emitted together are recorded together, and then their answers.
+    let mut asking = true;
+    for (at, line) in &recording.lines {
+        let stage = machine.stage();
+        let differs = |recorded: Option<Value>, now: Option<Value>| {
+            Some(Divergence { line: *at, stage, after: after.cloned(), recorded, now })
         };
         match line {
             Line::Header { .. } => {}
-            Line::Effect { n, ms: _, stage: _, effect } => match emitted.pop_front() {
-                Some(now) if now == *effect => verdict.same += 1,
-                now => {
-                    verdict.divergence = differs(*n, Some(value(effect)), now.as_ref().map(value));
+            Line::Effect { n: _, ms: _, stage: _, effect } => {
+                asking = true;
+                match emitted.pop_front() {
+                    Some(now) if now == *effect => verdict.same += 1,
+                    now => {
+                        verdict.divergence = differs(Some(value(effect)), now.as_ref().map(value));
+                        return verdict;
+                    }
+                }
+            }
+            Line::Event { n: _, ms: _, input } => {
+                if asking && let Some(more) = emitted.front() {
+                    verdict.divergence = differs(None, Some(value(more)));
                     return verdict;
                 }
-            },
-            Line::Event { n: _, ms: _, input } => {
-                if let Some(stepping) = machine.take() {
-                    let step = stepping.step(input.clone());
-                    emitted.extend(step.effects);
-                    machine = Some(step.next);
-                }
+                asking = false;
+                let step = machine.step(input.clone());
+                emitted.extend(step.effects);
+                machine = step.next;
                 verdict.events += 1;
                 after = Some(input);
             }
-            Line::Outcome { n, ms: _, done } => {
-                let now = machine.as_ref().and_then(Machine::done);
-                if let Some(more) = emitted.pop_front() {
-                    verdict.divergence = differs(*n, Some(value(done)), Some(value(&more)));
-                } else if now != Some(done) {
-                    verdict.divergence = differs(*n, Some(value(done)), now.map(value));
+            Line::Outcome { n: _, ms: _, done } => {
+                if let Some(more) = emitted.front() {
+                    verdict.divergence = differs(Some(value(done)), Some(value(more)));
+                } else if machine.done() != Some(done) {
+                    verdict.divergence = differs(Some(value(done)), machine.done().map(value));
                 }
                 return verdict;
             }
@@ -178,11 +238,11 @@ impl Verdict {
     /// For a person.
     pub fn text(&self) -> String {
         let Some(divergence) = &self.divergence else {
-            let cut = if self.cut { " (the recording was cut; only its beginning could be compared)" } else { "" };
+            let cut = if self.cut { " (the recording is not complete; its beginning was compared)" } else { "" };
             return format!("identical: {} effects, {} events{cut}", self.same, self.events);
         };
-        let Divergence { n, stage, after, recorded, now } = divergence;
-        let mut text = format!("differs at line {n}, in stage {stage}, after {} identical effects\n", self.same);
+        let Divergence { line, stage, after, recorded, now } = divergence;
+        let mut text = format!("differs at line {line}, in stage {stage}, after {} identical effects\n", self.same);
         match after {
             Some(input) => {
                 let event = serde_json::to_string(&input.event).unwrap_or_default();
@@ -217,9 +277,14 @@ fn differences(was: &Value, is: &Value) -> Vec<(String, String, String)> {
     found
 }
 
+/// Two operations of different names have nothing that could be compared.
+fn named(value: &serde_json::Map<String, Value>) -> Option<&str> {
+    value.get("op").and_then(Value::as_str)
+}
+
 fn compare(path: &str, was: &Value, is: &Value, found: &mut Vec<(String, String, String)>) {
     match (was, is) {
-        (Value::Object(old), Value::Object(new)) if old.get("op") == new.get("op") => {
+        (Value::Object(old), Value::Object(new)) if named(old) == named(new) => {
             let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
             keys.sort();
             keys.dedup();

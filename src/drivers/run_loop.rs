@@ -29,6 +29,11 @@ impl<A: Watch, B: Watch> Watch for (A, B) {
         self.1.boots(boot);
     }
 
+    fn passes(&mut self, from: StageName, to: StageName) {
+        self.0.passes(from, to);
+        self.1.passes(from, to);
+    }
+
     fn notes(&mut self, note: &Note) {
         self.0.notes(note);
         self.1.notes(note);
@@ -42,6 +47,29 @@ impl<A: Watch, B: Watch> Watch for (A, B) {
     fn hears(&mut self, input: &Input) {
         self.0.hears(input);
         self.1.hears(input);
+    }
+}
+
+/// One that may not be there.
+impl<W: Watch> Watch for Option<W> {
+    fn boots(&mut self, boot: &Boot) {
+        self.iter_mut().for_each(|watch| watch.boots(boot));
+    }
+
+    fn passes(&mut self, from: StageName, to: StageName) {
+        self.iter_mut().for_each(|watch| watch.passes(from, to));
+    }
+
+    fn notes(&mut self, note: &Note) {
+        self.iter_mut().for_each(|watch| watch.notes(note));
+    }
+
+    fn asks(&mut self, machine: &Machine, effect: &Effect, now: Stamp) {
+        self.iter_mut().for_each(|watch| watch.asks(machine, effect, now));
+    }
+
+    fn hears(&mut self, input: &Input) {
+        self.iter_mut().for_each(|watch| watch.hears(input));
     }
 }
 

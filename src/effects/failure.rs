@@ -84,6 +84,14 @@ codes! {
     }
 }
 
+impl Code {
+    /// A detail with this code before it, once: the detail of a refusal begins with it already (contract §3).
+    pub fn before(self, detail: &str) -> String {
+        let told = detail.strip_prefix(self.as_str()).is_some_and(|rest| rest.starts_with(':'));
+        if told { detail.to_owned() } else { format!("{self}: {detail}") }
+    }
+}
+
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -104,5 +112,18 @@ impl Refusal {
     /// A refusal by `code`.
     pub fn new(code: Code, detail: impl Into<String>) -> Refusal {
         Refusal { code, detail: detail.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_stands_before_a_detail_once() {
+        let code = Code::RollbackRefused;
+        assert_eq!(code.before("it is older"), "ROLLBACK_REFUSED: it is older");
+        assert_eq!(code.before("ROLLBACK_REFUSED: it is older"), "ROLLBACK_REFUSED: it is older");
+        assert_eq!(code.before("ROLLBACK_REFUSEDLY"), "ROLLBACK_REFUSED: ROLLBACK_REFUSEDLY");
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Invariant: a request says everything its driver needs, so that printing it is an honest plan.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::containers::Container;
@@ -471,7 +473,7 @@ pub struct WaitUntil {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SaveState {
     /// All of it.
-    pub state: Box<State>,
+    pub state: Arc<State>,
 }
 
 /// Puts a report into the outbox.

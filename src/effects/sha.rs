@@ -1,6 +1,7 @@
 //! The content sha of a bundle: 64 lower-case hex digits, and nothing else can be one.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -8,12 +9,12 @@ use sha2::{Digest, Sha256};
 /// A bundle's content sha. It is safe as the name of a folder.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Sha(String);
+pub struct Sha(Arc<str>);
 
 impl Sha {
     /// The sha256 of some bytes.
     pub fn of(bytes: &[u8]) -> Sha {
-        Sha(hex(&Sha256::digest(bytes)))
+        Sha(hex(&Sha256::digest(bytes)).into())
     }
 
     /// Its 64 digits.
@@ -37,13 +38,13 @@ impl TryFrom<String> for Sha {
 
     fn try_from(text: String) -> Result<Sha, NotASha> {
         let hex_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-        if text.len() == 64 && text.bytes().all(hex_digit) { Ok(Sha(text)) } else { Err(NotASha) }
+        if text.len() == 64 && text.bytes().all(hex_digit) { Ok(Sha(text.into())) } else { Err(NotASha) }
     }
 }
 
 impl From<Sha> for String {
     fn from(sha: Sha) -> String {
-        sha.0
+        sha.0.as_ref().to_owned()
     }
 }
 

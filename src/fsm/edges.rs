@@ -3,6 +3,8 @@
 //! One table makes both the compile-time proof ([`Leads`]) and the list that draws the diagram ([`EDGES`]), so the
 //! two cannot differ: an edge that is not here does not compile.
 
+use std::marker::PhantomData;
+
 use serde::{Deserialize, Serialize};
 
 use super::stages::{Bundle, Checkin, Done, Healthy, Pull, Report, Secrets, Token, Up};
@@ -13,12 +15,28 @@ pub trait Stage {
     const NAME: StageName;
 }
 
-/// Stage `Self` may lead to stage `T`. Implemented by the table below, and nowhere else.
+/// Stage `Self` may lead to stage `T`. Implemented by the table below, and for a stage that was left as for the stage.
 #[diagnostic::on_unimplemented(
     message = "no edge {Self} -> {T}; declare it in fsm/edges.rs",
     label = "this stage does not lead there"
 )]
 pub trait Leads<T: Stage>: Stage {}
+
+/// A stage whose data was taken out of its flow: it is no stage to be in, and leads where the stage leads.
+#[derive(Debug)]
+pub struct Left<S>(PhantomData<S>);
+
+impl<S> Left<S> {
+    pub(super) const fn stage() -> Left<S> {
+        Left(PhantomData)
+    }
+}
+
+impl<S: Stage> Stage for Left<S> {
+    const NAME: StageName = S::NAME;
+}
+
+impl<S: Leads<T>, T: Stage> Leads<T> for Left<S> {}
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,15 @@
 //! Invariant: the fields are private to this file, which knows no stage; so no stage can forge a flow, forget
 //! an effect that was asked for, or count ids differently.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use super::edges::{Leads, Stage, StageName};
+use super::edges::{Leads, Left, Stage, StageName};
 use super::event::{Note, Options};
 use super::machine::{Machine, Transition};
 use crate::effects::state::State;
-use crate::effects::{Ask, Effect, EffectId, Event, LocalFacts, OpName, Settings, Stamp};
+use crate::effects::{Ask, Effect, EffectId, Event, LocalFacts, OpName, SaveState, Settings, Stamp};
 
 /// What every stage knows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,7 +25,9 @@ pub struct Core {
     /// What is remembered.
     pub state: State,
     /// What `state.json` holds.
-    pub saved: State,
+    pub saved: Arc<State>,
+    /// What is being written to it.
+    pub saving: Option<Arc<State>>,
     /// Jitter and report ids come from it.
     pub seed: u64,
     /// When the tick began.
@@ -83,6 +87,12 @@ impl<S: Stage> Flow<S> {
         self.into_stage(change)
     }
 
+    /// Leaves this stage with its data: there is no staying behind.
+    pub(super) fn leave(self) -> (Flow<Left<S>>, S) {
+        let Flow { core, last_id, waiting, out, notes, taken, stage } = self;
+        (Flow { core, last_id, waiting, out, notes, taken, stage: Left::stage() }, stage)
+    }
+
     fn into_stage<T>(self, change: impl FnOnce(S) -> T) -> Flow<T> {
         let Flow { core, last_id, waiting, out, notes, taken, stage } = self;
         Flow { core, last_id, waiting, out, notes, taken, stage: change(stage) }
@@ -105,6 +115,29 @@ impl<S: Stage> Flow<S> {
     {
         self.ask(request);
         self.into()
+    }
+
+    /// Asks for the state to be written as it is now.
+    pub(super) fn ask_save(&mut self) -> EffectId {
+        let state = Arc::new(self.core.state.clone());
+        self.core.saving = Some(Arc::clone(&state));
+        self.ask(SaveState { state })
+    }
+
+    /// Asks for the state to be written, and goes on from here when it is.
+    pub(super) fn then_save(mut self) -> Transition
+    where
+        Transition: From<Flow<S>>,
+    {
+        self.ask_save();
+        self.into()
+    }
+
+    /// The state was written as it was when that was asked for.
+    pub(super) fn state_is_saved(&mut self) {
+        if let Some(state) = self.core.saving.take() {
+            self.core.saved = state;
+        }
     }
 
     /// Says something to the journal.

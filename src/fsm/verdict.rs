@@ -3,13 +3,14 @@
 //! Invariant: healthy is said only when every container of every service that the release is made of is fine at
 //! the same look; whatever has failed once in this tick stays failed.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::effects::Stamp;
 use crate::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use crate::effects::model::Service;
+use crate::effects::{Stamp, by_service};
 
 /// How a container was at an earlier look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,15 +37,34 @@ pub struct Finding {
     pub why: String,
 }
 
+/// A [`Finding`] of a look, as long as the look is at hand: most looks only say that it is too early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found<'a> {
+    /// The service.
+    pub service: &'a str,
+    /// Its container, if there is one: the id.
+    pub id: Option<&'a str>,
+    /// What is wrong, or waited for.
+    pub why: Cow<'static, str>,
+}
+
+impl Found<'_> {
+    /// To be kept.
+    pub fn keep(self) -> Finding {
+        let Found { service, id, why } = self;
+        Finding { service: service.to_owned(), id: id.map(str::to_owned), why: why.into_owned() }
+    }
+}
+
 /// The verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Verdict<'a> {
     /// All is well.
     Healthy,
     /// Too early to say: what is waited for.
-    Waiting(Vec<Finding>),
+    Waiting(Vec<Found<'a>>),
     /// It failed.
-    Failing(Vec<Finding>),
+    Failing(Vec<Found<'a>>),
 }
 
 /// What was there before `up`: restarts from then on count, and a start that `up` makes does not.
@@ -55,8 +75,8 @@ pub fn before_up(containers: &[Container]) -> Baseline {
 
 enum Fine {
     Yes,
-    NotYet(String),
-    No(String),
+    NotYet(Cow<'static, str>),
+    No(Cow<'static, str>),
 }
 
 fn restarts_after(policy: RestartPolicy, exit_code: i64) -> bool {
@@ -68,22 +88,24 @@ fn restarts_after(policy: RestartPolicy, exit_code: i64) -> bool {
 }
 
 fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
-    let error = if c.error.as_str().is_empty() { String::new() } else { format!(": {}", c.error) };
+    let error = || if c.error.as_str().is_empty() { String::new() } else { format!(": {}", c.error) };
     match c.state {
-        ContainerState::Dead => Fine::No(format!("dead{error}")),
-        ContainerState::Restarting => Fine::No(format!("restarting after exit {}{error}", c.exit_code)),
-        ContainerState::Created if error.is_empty() => Fine::NotYet("created, not started".to_owned()),
-        ContainerState::Created => Fine::No(format!("could not be started{error}")),
-        ContainerState::Exited if c.exit_code != 0 => Fine::No(format!("exited with {}{error}", c.exit_code)),
+        ContainerState::Dead => Fine::No(format!("dead{}", error()).into()),
+        ContainerState::Restarting => Fine::No(format!("restarting after exit {}{}", c.exit_code, error()).into()),
+        ContainerState::Created if c.error.as_str().is_empty() => Fine::NotYet("created, not started".into()),
+        ContainerState::Created => Fine::No(format!("could not be started{}", error()).into()),
+        ContainerState::Exited if c.exit_code != 0 => {
+            Fine::No(format!("exited with {}{}", c.exit_code, error()).into())
+        }
         ContainerState::Exited if restarts_after(c.restart_policy, c.exit_code) => {
-            Fine::No("exited with 0, though it is to be kept running".to_owned())
+            Fine::No("exited with 0, though it is to be kept running".into())
         }
         ContainerState::Exited => Fine::Yes,
-        ContainerState::Paused => Fine::NotYet("paused".to_owned()),
-        ContainerState::Removing => Fine::NotYet("being removed".to_owned()),
+        ContainerState::Paused => Fine::NotYet("paused".into()),
+        ContainerState::Removing => Fine::NotYet("being removed".into()),
         ContainerState::Running => match c.health {
-            Some(Health::Unhealthy) => Fine::No("unhealthy".to_owned()),
-            Some(Health::Starting) => Fine::NotYet("health: starting".to_owned()),
+            Some(Health::Unhealthy) => Fine::No("unhealthy".into()),
+            Some(Health::Starting) => Fine::NotYet("health: starting".into()),
             Some(Health::Healthy) => Fine::Yes,
             None => {
                 let ran_ms = seen.since.map_or(0, |since| now.since_ms(since));
@@ -91,7 +113,7 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
                 if ran_ms >= stable_ms {
                     Fine::Yes
                 } else {
-                    Fine::NotYet(format!("running, for {stable_s} s yet to be seen"))
+                    Fine::NotYet(format!("running, for {stable_s} s yet to be seen").into())
                 }
             }
         },
@@ -101,41 +123,46 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
 /// Judges one look at the containers, and remembers it in `baseline`.
 ///
 /// `services` are the services the release is made of.
-pub fn judge(
-    services: &BTreeMap<String, Service>,
-    containers: &[Container],
+pub fn judge<'a>(
+    services: &'a BTreeMap<String, Service>,
+    containers: &'a [Container],
     baseline: &mut Baseline,
     now: Stamp,
     stable_s: u64,
-) -> Verdict {
+) -> Verdict<'a> {
     let mut failing = Vec::new();
-    let mut waiting = Vec::new();
+    let mut waiting = Vec::with_capacity(containers.len());
+    let sorted = by_service(containers);
     for (service, Service { scale, .. }) in services {
-        let mut mine: Vec<&Container> = containers.iter().filter(|c| c.service == *service).collect();
-        mine.sort_by(|a, b| a.name.cmp(&b.name));
-        if mine.len() < usize::try_from(*scale).unwrap_or(usize::MAX) {
-            let why = format!("{} of {scale} containers", mine.len());
-            waiting.push(Finding { service: service.clone(), id: None, why });
+        let mine = || sorted.iter().filter(|c| c.service == *service);
+        let count = mine().count();
+        if count < usize::try_from(*scale).unwrap_or(usize::MAX) {
+            waiting.push(Found { service, id: None, why: format!("{count} of {scale} containers").into() });
         }
-        for c in mine {
-            let finding = |why: String| Finding { service: service.clone(), id: Some(c.id.clone()), why };
-            let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None };
-            let seen = baseline.entry(c.id.clone()).or_insert(fresh);
+        for c in mine() {
+            let seen = match baseline.get_mut(&c.id) {
+                Some(seen) => seen,
+                None => {
+                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None };
+                    baseline.entry(c.id.clone()).or_insert(fresh)
+                }
+            };
             let fine = if c.restart_count > seen.restart_count {
-                Fine::No(format!("restarted by itself, last exit {}", c.exit_code))
+                Fine::No(format!("restarted by itself, last exit {}", c.exit_code).into())
             } else if seen.since.is_some() && c.started_at != seen.started_at {
-                Fine::No("was started again while it was watched".to_owned())
+                Fine::No("was started again while it was watched".into())
             } else {
                 if seen.since.is_none() && c.state == ContainerState::Running {
-                    seen.started_at = c.started_at.clone();
+                    seen.started_at.clone_from(&c.started_at);
                     seen.since = Some(now);
                 }
                 judge_one(c, seen, now, stable_s)
             };
+            let found = |why| Found { service, id: Some(&c.id), why };
             match fine {
                 Fine::Yes => {}
-                Fine::NotYet(why) => waiting.push(finding(why)),
-                Fine::No(why) => failing.push(finding(why)),
+                Fine::NotYet(why) => waiting.push(found(why)),
+                Fine::No(why) => failing.push(found(why)),
             }
         }
     }

@@ -2,23 +2,22 @@
 //!
 //! Invariant: everything a rig makes carries its own name (environment, Compose project, OpenBao mounts), and goes with it.
 
+#[path = "rig/openbao.rs"]
+mod openbao;
+#[path = "rig/seen.rs"]
+pub mod seen;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use monky_deployd::sandbox::tenancy::{BundleFiles, Tenancy};
 use serde_json::{Value, json};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
-
-use super::openapi::{validate_answer, validate_request};
 
 /// The stack's `env` file, or `None` when it is switched off on purpose.
 ///
@@ -77,9 +76,9 @@ pub fn on_one(test: impl Fn(&mut Rig)) {
     rig.the_protocol_was_kept();
 }
 
-/// Looks again and again until it is so; after half a minute the test has failed.
+/// Looks again and again until it is so; after a minute the test has failed.
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         thread::sleep(Duration::from_millis(20));
@@ -191,123 +190,6 @@ impl Rig {
         rig
     }
 
-    fn set_up_openbao(&self) {
-        let (kv, jwt) = (&self.kv, &self.jwt);
-        self.bao("POST", &format!("sys/mounts/{kv}"), &json!({"type": "kv", "options": {"version": "2"}}));
-        self.bao("POST", &format!("sys/auth/{jwt}"), &json!({"type": "jwt"}));
-        self.bao(
-            "POST",
-            &format!("auth/{jwt}/config"),
-            &json!({
-                "jwt_validation_pubkeys": [self.tenancy.public_key_pem()],
-                "jwt_supported_algs": ["EdDSA"],
-                "bound_issuer": self.tenancy.issuer(),
-            }),
-        );
-        self.policy(true);
-        self.role(json!({}));
-    }
-
-    /// (Re)writes the policy of the box's tokens.
-    pub fn policy(&self, may_read: bool) {
-        let (env, kv) = (&self.env_id, &self.kv);
-        let read = if may_read { "read" } else { "deny" };
-        let policy = format!(
-            "path \"{kv}/data/{env}/*\" {{ capabilities = [\"{read}\"] }}\n\
-             path \"auth/token/lookup-self\" {{ capabilities = [\"read\"] }}\n\
-             path \"auth/token/renew-self\" {{ capabilities = [\"update\"] }}\n\
-             path \"auth/token/revoke-self\" {{ capabilities = [\"update\"] }}\n"
-        );
-        self.bao("PUT", &format!("sys/policies/acl/{env}-read"), &json!({ "policy": policy }));
-    }
-
-    /// (Re)writes the role, with changes.
-    pub fn role(&self, changes: Value) {
-        let mut role = json!({
-            "role_type": "jwt", "user_claim": "sub", "bound_audiences": ["openbao"],
-            "bound_claims": {"env_id": self.env_id}, "claim_mappings": {"env_id": "env_id"},
-            "token_type": "service", "token_ttl": "1h", "token_max_ttl": "4h", "token_no_default_policy": true,
-            "token_policies": [format!("{}-read", self.env_id)],
-            "clock_skew_leeway": 60, "expiration_leeway": -1, "not_before_leeway": -1,
-        });
-        for (key, value) in changes.as_object().unwrap() {
-            role[key] = value.clone();
-        }
-        self.bao("POST", &format!("auth/{}/role/env-{}", self.jwt, self.env_id), &role);
-    }
-
-    /// A call to OpenBao as root; a failure is the test's.
-    pub fn bao(&self, method: &str, path: &str, body: &Value) -> Value {
-        let (status, answer) = self.ask_bao(method, path, body);
-        assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
-        answer
-    }
-
-    /// The same; a failure is an answer.
-    pub fn ask_bao(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let url = format!("{}/v1/{path}", self.stack["STACK_BAO_ADDR"]);
-        let request = ureq::http::Request::builder()
-            .method(method)
-            .uri(&url)
-            .header("X-Vault-Token", &self.stack["STACK_BAO_TOKEN"])
-            .body(body.to_string())
-            .unwrap();
-        let ca = fs::read(&self.stack["STACK_BAO_TLS_CA"]).unwrap();
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::from(vec![Certificate::from_pem(&ca).unwrap()]))
-            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .build();
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .allow_non_standard_methods(true)
-            .tls_config(tls)
-            .build();
-        let mut response = ureq::Agent::new_with_config(config).run(request).unwrap();
-        let text = response.body_mut().read_to_string().unwrap();
-        (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null))
-    }
-
-    /// The accessors of the living tokens that this box logged in for.
-    pub fn living_tokens(&self) -> Vec<String> {
-        let all = self.bao("LIST", "auth/token/accessors", &Value::Null);
-        let ours = |accessor: &&str| {
-            let (status, found) = self.ask_bao("POST", "auth/token/lookup-accessor", &json!({ "accessor": accessor }));
-            // The accessors of other boxes come and go meanwhile.
-            status == 200 && found["data"]["path"] == json!(format!("auth/{}/login", self.jwt))
-        };
-        let accessors = all["data"]["keys"].as_array().unwrap();
-        accessors.iter().filter_map(Value::as_str).filter(ours).map(str::to_owned).collect()
-    }
-
-    /// Whether OpenBao knows this token.
-    pub fn token_lives(&self, token: &str) -> bool {
-        self.ask_bao("POST", "auth/token/lookup", &json!({ "token": token })).0 == 200
-    }
-
-    /// Writes a secret of this environment and gives its version.
-    pub fn secret(&self, name: &str, data: Value) -> u64 {
-        let answer = self.bao("POST", &format!("{}/data/{}/{name}", self.kv, self.env_id), &json!({ "data": data }));
-        answer["data"]["version"].as_u64().unwrap()
-    }
-
-    /// Writes the registry's pull credential.
-    pub fn registry_secret(&self) {
-        self.secret(
-            "registry",
-            json!({"value": format!("{}:{}", self.stack["STACK_REGISTRY_USER"], self.stack["STACK_REGISTRY_PASSWORD"])}),
-        );
-    }
-
-    /// A manifest entry.
-    pub fn entry(&self, var: &str, name: &str) -> Value {
-        json!({"var": var, "path": format!("{}/{}/{name}", self.kv, self.env_id)})
-    }
-
-    /// The manifest entry of the registry credential.
-    pub fn registry_entry(&self) -> Value {
-        json!({"use": "registry-auth", "path": format!("{}/{}/registry", self.kv, self.env_id)})
-    }
-
     /// An image of the stack's registry.
     pub fn image(&self, name: &str) -> String {
         format!("{}/monky/{name}", self.stack["STACK_REGISTRY"])
@@ -411,7 +293,9 @@ impl Rig {
 
     /// The binary with this box's configuration and a nearly empty environment.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_monky-deployd"));
+        // The benches bring their own.
+        let built = std::env::var_os("MONKY_DEPLOYD_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_monky-deployd").into());
+        let mut command = Command::new(built);
         command
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -454,171 +338,6 @@ impl Rig {
         assert!(child.wait().unwrap().success());
         grant
     }
-
-    /// A file of the state directory.
-    pub fn file(&self, name: &str) -> Vec<u8> {
-        fs::read(self.state_dir().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
-    }
-
-    /// Whether the state directory holds it.
-    pub fn has(&self, name: &str) -> bool {
-        self.state_dir().join(name).exists()
-    }
-
-    /// The saved token.
-    pub fn token(&self) -> String {
-        let file: Value = serde_json::from_slice(&self.file("token.json")).unwrap();
-        file["client_token"].as_str().unwrap().to_owned()
-    }
-
-    /// The saved leased grant.
-    pub fn grant(&self) -> String {
-        let file: Value = serde_json::from_slice(&self.file("grant.json")).unwrap();
-        file["grant"].as_str().unwrap().to_owned()
-    }
-
-    /// The reports that wait.
-    pub fn outbox(&self) -> Vec<String> {
-        let names = fs::read_dir(self.state_dir().join("outbox")).unwrap();
-        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    }
-
-    /// Every file and folder of the state directory but the lock, with mode, time of change, inode and content.
-    pub fn everything(&self) -> BTreeMap<PathBuf, (u32, i64, i64, u64, Vec<u8>)> {
-        use std::os::unix::fs::MetadataExt as _;
-        let mut found = BTreeMap::new();
-        let mut folders = vec![self.state_dir()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder).unwrap() {
-                let path = entry.unwrap().path();
-                let meta = fs::symlink_metadata(&path).unwrap();
-                let content = if meta.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
-                if meta.is_dir() {
-                    folders.push(path.clone());
-                }
-                found.insert(path, (meta.mode(), meta.mtime(), meta.mtime_nsec(), meta.ino(), content));
-            }
-        }
-        found.remove(&self.state_dir().join("lock"));
-        found
-    }
-
-    /// `state.json`.
-    pub fn state(&self) -> Value {
-        serde_json::from_slice(&fs::read(self.state_dir().join("state.json")).unwrap()).unwrap()
-    }
-
-    /// Rewrites `state.json`: time that passed, seen from the agent.
-    pub fn change_state(&self, change: impl FnOnce(&mut Value)) {
-        let mut state = self.state();
-        change(&mut state);
-        fs::write(self.state_dir().join("state.json"), state.to_string()).unwrap();
-    }
-
-    /// Lets the backoff of every bundle be over.
-    pub fn backoff_is_over(&self) {
-        self.change_state(|state| {
-            for attempts in state["attempts"].as_object_mut().unwrap().values_mut() {
-                attempts["next_at"] = Value::Null;
-            }
-        });
-    }
-
-    /// `status --format json`.
-    pub fn status(&self) -> Value {
-        let ran = self.run(&["status", "--format", "json"]);
-        assert_eq!(ran.status, 0, "{ran:?}");
-        serde_json::from_str(&ran.stdout).unwrap()
-    }
-
-    /// The reports of this box, oldest first.
-    pub fn reports(&self) -> Vec<Value> {
-        self.tenancy.reports()
-    }
-
-    /// The newest report.
-    pub fn report(&self) -> Value {
-        self.reports().last().cloned().unwrap_or_else(|| panic!("tenancy got no report"))
-    }
-
-    /// The real `docker`.
-    pub fn docker(&self, args: &[&str]) -> Output {
-        Command::new("docker").env("DOCKER_HOST", &self.stack["STACK_DOCKER_HOST"]).args(args).output().unwrap()
-    }
-
-    /// What the real `docker` prints.
-    pub fn docker_says(&self, args: &[&str]) -> String {
-        let output = self.docker(args);
-        assert!(output.status.success(), "docker {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    }
-
-    /// The ids of a service's containers, also of those that do not run.
-    pub fn ids(&self, service: &str) -> Vec<String> {
-        let project = format!("label=com.docker.compose.project={}", self.project);
-        let service = format!("label=com.docker.compose.service={service}");
-        let ids = self.docker_says(&["ps", "-aq", "--no-trunc", "--filter", &project, "--filter", &service]);
-        ids.lines().map(str::to_owned).collect()
-    }
-
-    /// The one container of a service.
-    pub fn id(&self, service: &str) -> String {
-        let ids = self.ids(service);
-        assert_eq!(ids.len(), 1, "containers of {service}");
-        ids[0].clone()
-    }
-
-    /// What Docker knows of a service's one container.
-    pub fn inspect(&self, service: &str) -> Value {
-        let all: Value = serde_json::from_str(&self.docker_says(&["inspect", &self.id(service)])).unwrap();
-        all[0].clone()
-    }
-
-    /// Which container a service has, and since when it runs: what changes whenever somebody touches it.
-    pub fn life(&self, service: &str) -> (String, String) {
-        let container = self.inspect(service);
-        assert_eq!(container["State"]["Running"], json!(true), "{service}");
-        (self.id(service), container["State"]["StartedAt"].as_str().unwrap().to_owned())
-    }
-
-    /// The environment of a service's first process, byte for byte.
-    pub fn environment(&self, service: &str) -> BTreeMap<String, Vec<u8>> {
-        let bytes = self.shell(service, "cat /proc/1/environ");
-        let pair = |line: &[u8]| {
-            let at = line.iter().position(|byte| *byte == b'=')?;
-            Some((String::from_utf8(line[..at].to_vec()).unwrap(), line[at + 1..].to_vec()))
-        };
-        bytes.split(|byte| *byte == 0).filter_map(pair).collect()
-    }
-
-    /// Every container of the box.
-    pub fn all_ids(&self) -> Vec<String> {
-        let project = format!("label=com.docker.compose.project={}", self.project);
-        self.docker_says(&["ps", "-aq", "--no-trunc", "--filter", &project]).lines().map(str::to_owned).collect()
-    }
-
-    /// Runs a shell line in a service's container and gives what it prints, byte for byte.
-    pub fn shell(&self, service: &str, line: &str) -> Vec<u8> {
-        let output = self.docker(&["exec", &self.id(service), "/bin/sh", "-c", line]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        output.stdout
-    }
-
-    /// Every request that reached tenancy, and every answer, is as the document says.
-    pub fn the_protocol_was_kept(&self) {
-        for request in self.tenancy.requests() {
-            validate_request(&request.method, &request.path, &request.body).unwrap();
-            if let Some(status) = request.status {
-                validate_answer(&request.method, &request.path, status, &request.answer).unwrap();
-            }
-        }
-    }
-
-    /// How many calls tenancy got, by method and the end of the path.
-    pub fn calls(&self, method: &str, path_ends: &str) -> usize {
-        let requests = self.tenancy.requests();
-        requests.iter().filter(|request| request.method == method && request.path.ends_with(path_ends)).count()
-    }
 }
 
 impl Ran {
@@ -656,27 +375,4 @@ impl Drop for Rig {
             let _ = self.ask_bao("DELETE", &path, &Value::Null);
         }
     }
-}
-
-/// Every form in which a secret could be found in a text.
-pub fn forms_of(secret: &str) -> Vec<String> {
-    let escaped = |text: &str| {
-        let quoted = serde_json::to_string(text).unwrap();
-        quoted[1..quoted.len() - 1].to_owned()
-    };
-    let percent: String = secret
-        .bytes()
-        .map(|byte| if byte.is_ascii_alphanumeric() { (byte as char).to_string() } else { format!("%{byte:02X}") })
-        .collect();
-    let base64 = STANDARD.encode(secret);
-    // The end of the base64 text depends on what follows.
-    let base64 = base64.trim_end_matches('=');
-    vec![
-        secret.to_owned(),
-        base64[..base64.len() - 1].to_owned(),
-        escaped(secret),
-        escaped(&escaped(secret)),
-        percent,
-        format!("{secret:?}"),
-    ]
 }

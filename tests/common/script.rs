@@ -186,7 +186,7 @@ pub fn disk_full() -> StoreFault {
 }
 
 /// The answers of a world in which everything goes well and bundle "b", generation 2, is desired.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Script {
     desired: Desired,
     facts: BundleFacts,

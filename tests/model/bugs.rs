@@ -2,6 +2,8 @@
 //!
 //! Invariant: without a bug nothing is changed.
 
+use std::sync::Arc;
+
 use monky_deployd::effects::state::TokenSource;
 use monky_deployd::effects::*;
 use monky_deployd::fsm::{Boot, Machine};
@@ -61,7 +63,7 @@ impl Bug {
                 if let Some(goal) = save.state.unfinished.clone()
                     && save.state.applied().is_none_or(|applied| applied.sha != goal.sha)
                 {
-                    save.state.good.push(state::Applied {
+                    Arc::make_mut(&mut save.state).good.push(state::Applied {
                         sha: goal.sha,
                         at: goal.since,
                         generation: goal.generation,
@@ -73,11 +75,11 @@ impl Bug {
                 true
             }
             (Bug::ClearsTheOutcomeBeforeItIsInTheOutbox, Op::SaveState(save)) => {
-                save.state.outcome = None;
+                Arc::make_mut(&mut save.state).outcome = None;
                 true
             }
             (Bug::ForgetsTheQuarantine, Op::SaveState(save)) => {
-                save.state.attempts.values_mut().for_each(|tried| tried.quarantined = false);
+                Arc::make_mut(&mut save.state).attempts.values_mut().for_each(|tried| tried.quarantined = false);
                 true
             }
             // What did not reach the outbox is written anew, not found again.

@@ -3,6 +3,8 @@
 mod http;
 mod openbao;
 mod real_openbao;
+#[path = "../common/stack_env.rs"]
+mod stack_env;
 mod support;
 mod tenancy;
 mod tls;

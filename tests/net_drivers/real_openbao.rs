@@ -1,4 +1,4 @@
-//! The same driver against a real OpenBao: `MONKY_TEST_BAO=/path/to/bao cargo test --test net_drivers -- --ignored`.
+//! The same driver against a real OpenBao of its own, started from the program that the real stack brings.
 
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -14,6 +14,7 @@ use monky_deployd::effects::{BaoFault, ReadSecret, SecretFault};
 use rcgen::{KeyPair, PKCS_ED25519, SigningKey};
 use serde_json::{Value, json};
 
+use crate::stack_env::stack;
 use crate::support::{Closed, PLAIN, client, get};
 
 struct Bao {
@@ -31,8 +32,8 @@ impl Drop for Bao {
 }
 
 impl Bao {
-    fn start() -> Bao {
-        let program = std::env::var("MONKY_TEST_BAO").expect("MONKY_TEST_BAO names the bao program");
+    fn start() -> Option<Bao> {
+        let program = format!("{}/opt/bao", stack()?["STACK_DIR"]);
         let (at, home) = (Closed::new().at, tempfile::tempdir().unwrap());
         let child = Command::new(program)
             .args(["server", "-dev", "-dev-no-store-token", "-dev-root-token-id=root"])
@@ -68,7 +69,7 @@ impl Bao {
             path "auth/token/renew-self" { capabilities = ["update"] }
             path "auth/token/revoke-self" { capabilities = ["update"] }"#;
         bao.set("sys/policies/acl/read", &json!({"policy": policy}));
-        bao
+        Some(bao)
     }
 
     fn http(&self) -> Http {
@@ -97,9 +98,8 @@ impl Bao {
 }
 
 #[test]
-#[ignore = "needs MONKY_TEST_BAO, the path of a bao program"]
 fn a_real_openbao_is_understood_from_login_to_revocation() {
-    let server = Bao::start();
+    let Some(server) = Bao::start() else { return };
     let bao = OpenBao::new(server.http(), "monky", None);
     let (facts, token) = bao.login(&PLAIN, "jwt", "env-e1", &server.grant("e1", 600)).unwrap();
     assert!(facts.ttl_s == Some(3600) && facts.renewable && facts.accessor.is_some(), "{facts:?}");
@@ -115,9 +115,8 @@ fn a_real_openbao_is_understood_from_login_to_revocation() {
 }
 
 #[test]
-#[ignore = "needs MONKY_TEST_BAO, the path of a bao program"]
 fn a_real_openbaos_refusals_are_told_apart() {
-    let server = Bao::start();
+    let Some(server) = Bao::start() else { return };
     let bao = OpenBao::new(server.http(), "monky", None);
     let login = |mount, role, grant: &str| bao.login(&PLAIN, mount, role, grant).map(|_| ()).unwrap_err();
     for (role, grant) in [
@@ -147,9 +146,8 @@ fn a_real_openbaos_refusals_are_told_apart() {
 }
 
 #[test]
-#[ignore = "needs MONKY_TEST_BAO, the path of a bao program"]
 fn secrets_of_a_real_openbao_are_read_and_their_absence_is_told() {
-    let server = Bao::start();
+    let Some(server) = Bao::start() else { return };
     let bao = OpenBao::new(server.http(), "monky", None);
     let (_, token) = bao.login(&PLAIN, "jwt", "env-e1", &server.grant("e1", 600)).unwrap();
     for value in ["one", "two", "three"] {

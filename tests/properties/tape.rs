@@ -3,6 +3,7 @@
 //! Invariant: every answer that the table of operations allows can be picked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use monky_deployd::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use monky_deployd::effects::failure::{Code, Refusal};
@@ -315,7 +316,7 @@ pub fn some_op(tape: &mut Tape) -> Op {
         7 => Op::Promote(Promote { sha }),
         8 => Op::Up(Up { sha, timeout_s: 1 }),
         9 => Op::Inspect(Inspect {}),
-        10 => Op::SaveState(SaveState { state: Box::default() }),
+        10 => Op::SaveState(SaveState { state: Arc::default() }),
         _ => Op::SendReport(SendReport { report_id: "r".to_owned() }),
     }
 }

@@ -6,7 +6,8 @@ use monky_deployd::sandbox::http::Fault;
 use monky_deployd::sandbox::tenancy::Call;
 use serde_json::json;
 
-use crate::common::rig::{Ran, Rig, forms_of, on_each};
+use crate::common::rig::seen::forms_of;
+use crate::common::rig::{Ran, Rig, on_each, on_one};
 
 /// What the agent said, and everything that it left behind.
 struct Net {
@@ -126,7 +127,7 @@ fn no_secret_is_anywhere_but_where_it_belongs() {
 
 #[test]
 fn a_wrong_registry_password_is_not_told_either() {
-    on_each(|rig| {
+    on_one(|rig| {
         rig.secret("registry", json!({"value": format!("{}:wr0ng-c4n4ry", rig.stack["STACK_REGISTRY_USER"])}));
         rig.desire(&rig.bundle(1, "services: {web: {image: '@web:1'}}\n", &[rig.registry_entry()], &[]));
         let mut net = Net { secrets: vec!["wr0ng-c4n4ry".to_owned()], journal: String::new() };

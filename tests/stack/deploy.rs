@@ -202,3 +202,29 @@ fn a_service_that_the_bundle_no_longer_has_goes() {
         assert!(!rig.docker(&["inspect", &old]).status.success());
     });
 }
+
+#[test]
+fn by_force_what_is_applied_is_applied_again() {
+    on_one(|rig| {
+        let sha = rig.deploy(&rig.simple(1, "services: {web: {image: '@web:1'}}\n", &[]));
+        rig.docker_says(&["rm", "-f", &rig.id("web")]);
+        assert!(rig.tick_ends(0).stdout.starts_with("unchanged "), "a minute does not look at the containers");
+        let ran = rig.run(&["tick", "--force"]);
+        assert_eq!((ran.status, ran.stdout.trim()), (0, format!("applied {}", &sha[..12]).as_str()), "{ran:?}");
+        rig.life("web");
+    });
+}
+
+#[test]
+fn every_container_of_a_service_counts() {
+    on_each(|rig| {
+        let compose = "services: {web: {image: '@web:1', scale: 2}, more: {image: '@web:1', deploy: {replicas: 2}}}\n";
+        rig.deploy(&rig.simple(1, compose, &[]));
+        assert_eq!((rig.ids("web").len(), rig.ids("more").len()), (2, 2));
+        let services: Vec<Value> =
+            rig.report()["containers"].as_array().unwrap().iter().map(|c| c["service"].clone()).collect();
+        assert_eq!(services, ["more", "more", "web", "web"]);
+        rig.deploy(&rig.simple(2, "services: {web: {image: '@web:1'}, more: {image: '@web:1'}}\n", &[]));
+        assert_eq!((rig.ids("web").len(), rig.ids("more").len()), (1, 1));
+    });
+}

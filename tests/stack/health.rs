@@ -134,17 +134,17 @@ fn a_healthcheck_that_fails_is_unhealthy_and_one_that_never_decides_is_late() {
     on_one(|rig| {
         let compose = |check: &str| {
             format!(
-                "services: {{web: {{image: '@web:1', healthcheck: {{test: [CMD, sh, -c, '{check}'], interval: 1s, retries: 1, start_period: 0s}}}}}}\n"
+                "services: {{web: {{image: '@web:1', healthcheck: {{test: [CMD, sh, -c, '{check}'], interval: 1s, retries: 1, timeout: 90s}}}}}}\n"
             )
         };
         rig.desire(&rig.simple(1, &compose("echo no heart; exit 1"), &[]));
         let ran = rig.tick_fails("UNHEALTHY");
         assert!(ran.stderr.contains("web: unhealthy"), "{}", ran.stderr);
 
-        let late = json!({"env_id": rig.env_id, "generation": 2, "agent": {"healthy_timeout_s": 4}}).to_string();
-        rig.desire(&rig.simple(2, &compose("sleep 25"), &[("meta.json", &late)]));
+        let late = json!({"env_id": rig.env_id, "generation": 2, "agent": {"healthy_timeout_s": 12}}).to_string();
+        rig.desire(&rig.simple(2, &compose("sleep 100"), &[("meta.json", &late)]));
         let ran = rig.tick_fails("UNHEALTHY");
-        assert!(ran.stderr.contains("web: not healthy within 4 s"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("web: not healthy within 12 s"), "{}", ran.stderr);
     });
 }
 
@@ -213,5 +213,62 @@ fn a_port_that_is_taken_fails_with_dockers_words_and_the_next_attempt_recovers()
         let answer =
             ureq::get(format!("http://127.0.0.1:{port}/")).call().unwrap().body_mut().read_to_string().unwrap();
         assert_eq!(answer, "web 1\n");
+    });
+}
+
+#[test]
+fn with_rollback_a_release_that_does_not_even_come_up_is_taken_back_too() {
+    on_one(|rig| {
+        rig.set("on_unhealthy", "rollback");
+        let good = rig.deploy(&rig.simple(1, GOOD, &[]));
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let clash = format!("services: {{web: {{image: '@web:2', ports: ['127.0.0.1:{port}:8080']}}}}\n");
+        let bad = rig.desire(&rig.simple(2, &clash, &[]));
+        let ran = rig.tick_fails("UP_FAILED");
+        assert_eq!(ran.stdout.trim(), format!("rolled_back {} UP_FAILED", &bad[..12]), "{ran:?}");
+        assert_eq!((applied(rig), rig.report()["rolled_back"].clone()), (json!(good), json!(true)));
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 1\n");
+        assert_eq!(rig.all_ids().len(), 1);
+    });
+}
+
+#[test]
+fn whatever_a_failing_service_logs_its_end_is_told_readably_and_in_short() {
+    on_each(|rig| {
+        let compose = r#"
+services:
+  loud:
+    image: '@tool:1'
+    command: [sh, -c, 'yes 0123456789 | head -c 300000; printf "\033[31mred\033[0m \377\000 \r the very end"; exit 1']
+"#;
+        rig.desire(&rig.simple(1, compose, &[]));
+        rig.tick_fails("UNHEALTHY");
+        let report = rig.report();
+        let detail = report["detail"].as_str().unwrap();
+        assert!(detail.contains("loud: exited with 1") && detail.contains("the very end"), "{detail}");
+        assert!(detail.chars().count() <= 900 && !detail.contains(char::is_control), "{detail:?}");
+    });
+}
+
+#[test]
+fn an_up_that_does_not_return_is_ended_and_the_next_attempt_recovers() {
+    on_one(|rig| {
+        let compose = |check: &str| {
+            format!(
+                "services:
+  gate:
+    image: '@web:1'
+    healthcheck: {{test: [CMD, '{check}'], interval: 1s, timeout: 5s, retries: 1000}}
+  web: {{image: '@web:1', depends_on: {{gate: {{condition: service_healthy}}}}}}
+"
+            )
+        };
+        let short = json!({"env_id": rig.env_id, "generation": 1, "agent": {"healthy_timeout_s": 10}}).to_string();
+        rig.desire(&rig.simple(1, &compose("false"), &[("meta.json", &short)]));
+        let ran = rig.tick_fails("UP_TIMEOUT");
+        assert!(ran.stderr.contains("compose up: no end after 10 s"), "{}", ran.stderr);
+        rig.deploy(&rig.simple(2, &compose("true"), &[]));
+        rig.life("web");
     });
 }

@@ -1,5 +1,7 @@
 //! A deploy touches only what changed, and what runs keeps what it mounts.
 
+use serde_json::json;
+
 use crate::common::rig::{Rig, on_each, on_one};
 
 /// A database that mounts a file of the bundle, and beside it something that changes.
@@ -76,6 +78,48 @@ secrets: {key: {file: ./key.txt}}
         let third = lives(rig);
         assert_eq!(rig.shell("two", "cat /run/secrets/key"), b"key 2");
         assert!(third.0 == second.0 && third.1 != second.1 && third.2 == second.2, "{second:?} {third:?}");
+    });
+}
+
+#[test]
+fn a_secret_that_is_mounted_is_renewed_when_its_value_changes() {
+    on_each(|rig| {
+        rig.registry_secret();
+        rig.secret("key", json!({"value": "key 1"}));
+        let compose = "
+services:
+  one: {image: '@web:1', secrets: [key]}
+  two: {image: '@web:1'}
+secrets: {key: {environment: KEY}}
+";
+        let bundle =
+            |generation: i64| rig.bundle(generation, compose, &[rig.entry("KEY", "key"), rig.registry_entry()], &[]);
+        rig.deploy(&bundle(1));
+        assert_eq!(rig.shell("one", "cat /run/secrets/key"), b"key 1");
+        let (one, two) = (rig.life("one"), rig.life("two"));
+        rig.deploy(&bundle(2));
+        assert_eq!((rig.life("one"), rig.life("two")), (one, two.clone()));
+        rig.secret("key", json!({"value": "key 2"}));
+        rig.deploy(&bundle(3));
+        assert_eq!(rig.shell("one", "cat /run/secrets/key"), b"key 2");
+        assert_eq!(rig.life("two"), two);
+    });
+}
+
+#[test]
+fn the_data_of_a_volume_whose_definition_changed_is_kept() {
+    on_each(|rig| {
+        let compose = |n: i64| {
+            format!(
+                "services: {{db: {{image: '@tool:1', command: [sleep, '1000'], volumes: ['data:/data']}}}}\nvolumes: {{data: {{labels: {{n: 'v{n}'}}}}}}\n"
+            )
+        };
+        rig.deploy(&rig.simple(1, &compose(1), &[]));
+        rig.shell("db", "echo precious >/data/rows");
+        rig.desire(&rig.simple(2, &compose(2), &[]));
+        let ran = rig.tick();
+        assert!(ran.status == 0 || ran.status == 1, "{ran:?}");
+        assert_eq!(rig.shell("db", "cat /data/rows"), b"precious\n");
     });
 }
 

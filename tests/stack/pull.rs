@@ -116,7 +116,7 @@ fn an_agent_that_is_asked_to_end_during_a_pull_ends_at_once_and_takes_its_childr
         let asked = std::time::Instant::now();
         agent.signal(Signal::TERM);
         let ran = agent.ended();
-        assert!(asked.elapsed().as_secs() < 8, "it took {:?}", asked.elapsed());
+        assert!(asked.elapsed().as_secs() < 15, "it took {:?}", asked.elapsed());
         assert_eq!(ran.status, 75, "{ran:?}");
         wait_until("its children are gone", || children(rig).is_empty());
         assert_eq!((rig.life("web"), rig.reports().len()), (life, 1));

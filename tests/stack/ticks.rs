@@ -78,15 +78,15 @@ fn an_interrupted_apply_is_finished_even_without_tenancy() {
 
 #[test]
 fn an_agent_that_is_asked_to_end_during_up_leaves_the_rest_to_the_next_tick() {
-    on_each(|rig| {
+    on_one(|rig| {
         let agent = in_the_middle_of_up(rig);
         agent.signal(Signal::TERM);
         let ran = agent.ended();
         assert_eq!(ran.status, 75, "{ran:?}");
-        rig.shell("gate", "touch /tmp/open");
-        rig.tick_ends(0);
-        rig.life("web");
-        assert_eq!((rig.reports().len(), &rig.report()["result"]), (1, &json!("applied")));
+        // Something else is desired by now: what was interrupted is not finished first.
+        let sha = rig.deploy(&rig.simple(2, WEB, &[]));
+        assert_eq!(rig.all_ids(), [rig.life("web").0]);
+        assert_eq!((rig.reports().len(), &rig.report()["sha"]), (1, &json!(sha)));
     });
 }
 
@@ -100,6 +100,12 @@ fn of_two_ticks_at_once_the_second_goes_away() {
         assert!(ran.stderr.contains(&agent.0.id().to_string()), "and which: {}", ran.stderr);
         assert_eq!((ran.stdout.as_str(), rig.tenancy.requests().len()), ("", calls));
         assert!(rig.status()["unfinished"].is_string(), "one may look all the same");
+        let ran = rig.run(&["bootstrap", "--grant-file", "/dev/null"]);
+        assert_eq!(ran.status, 1, "{ran:?}");
+        let grant = rig.dir.path().join("grant");
+        std::fs::write(&grant, rig.tenancy.mint_bootstrap_grant(&rig.env_id, 60)).unwrap();
+        let ran = rig.run(&["bootstrap", "--grant-file", grant.to_str().unwrap()]);
+        assert!(ran.status == 75 && ran.stderr.contains("another tick holds the lock"), "{ran:?}");
         rig.shell("gate", "touch /tmp/open");
         let ran = agent.ended();
         assert_eq!(ran.status, 0, "{ran:?}");
@@ -219,5 +225,27 @@ fn what_somebody_broke_in_the_state_directory_does_not_stop_the_next_tick() {
             assert!(names.iter().any(|name| name.starts_with(&format!("{file}.corrupt-"))), "{file}: {names:?}");
         }
         assert_eq!(rig.life("web"), life, "what runs is as it should be");
+    });
+}
+
+#[test]
+fn through_local_listeners_the_names_stay_those_of_the_servers() {
+    on_one(|rig| {
+        let tenancy = format!("127.0.0.1:{}", rig.tenancy.port());
+        let bao = rig.setting("bao.addr").trim_start_matches("http://").to_owned();
+        for (key, value) in [
+            ("transport", "proxy"),
+            ("proxy.tenancy", tenancy.as_str()),
+            ("proxy.bao", bao.as_str()),
+            ("tenancy.host", "tenancy.invalid"),
+            ("bao.addr", "http://bao.invalid:8200"),
+        ] {
+            rig.set(key, value);
+        }
+        rig.deploy(&rig.simple(1, WEB, &[]));
+        // Nobody listens: it is said which listener, and for whom.
+        rig.set("proxy.tenancy", "127.0.0.1:1");
+        let ran = rig.tick_waits("TENANCY_UNREACHABLE");
+        assert!(ran.stderr.contains("127.0.0.1:1") && ran.stderr.contains("tenancy.invalid"), "{}", ran.stderr);
     });
 }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use monky_deployd::sandbox::tenancy::BundleFiles;
 use serde_json::{Value, json};
 
-use crate::common::rig::{Rig, compose_versions, on_one, stack};
+use crate::common::rig::{Rig, compose_versions, on_one, stack, wait_until};
 
 const WEB: &str = "services: {web: {image: '@web:1', environment: {PASSWORD: '${PASSWORD}'}}}\n";
 
@@ -243,5 +243,46 @@ fn a_registry_credential_that_is_none_is_a_warning() {
         assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]));
         assert!(ran.stderr.contains("WARN") && ran.stderr.contains("is not usable"), "{}", ran.stderr);
         assert!(!ran.stderr.contains("no colon in it"), "its value is not told");
+    });
+}
+
+#[test]
+fn a_token_that_runs_low_is_renewed_and_not_replaced() {
+    on_one(|rig| {
+        rig.secret("db", json!({"value": "one"}));
+        rig.deploy(&with_password(rig, 1));
+        let token = rig.token();
+        let lookup = |rig: &Rig| rig.bao("POST", "auth/token/lookup", &json!({ "token": token }))["data"].clone();
+        let renewed = |rig: &Rig| lookup(rig)["last_renewal_time"].as_i64();
+        rig.tick_ends(0);
+        assert_eq!(renewed(rig), None, "it has nearly an hour left");
+        // In a minute that deploys nothing, shortly before the limit.
+        rig.set("bao.renew_below_s", "3550");
+        assert!(rig.tick_ends(0).stdout.starts_with("unchanged "));
+        let first = renewed(rig).unwrap();
+        // In a deploy, below it.
+        rig.set("bao.renew_below_s", "3599");
+        wait_until("the token has less than that left", || lookup(rig)["ttl"].as_i64().unwrap() < 3598);
+        rig.secret("db", json!({"value": "two"}));
+        rig.deploy(&with_password(rig, 2));
+        assert!(renewed(rig).unwrap() > first);
+        assert_eq!((rig.token(), rig.calls("POST", "/leases")), (token.clone(), 1));
+    });
+}
+
+#[test]
+fn a_token_that_cannot_be_revoked_is_no_reason_to_fail() {
+    on_one(|rig| {
+        // Batch tokens can be neither renewed nor revoked.
+        rig.role(json!({"token_type": "batch"}));
+        rig.secret("db", json!({"value": "one"}));
+        rig.bootstrap();
+        let sha = rig.desire(&with_password(rig, 1));
+        let ran = rig.tick_ends(0);
+        assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]));
+        assert!(ran.stderr.contains("WARN the replaced token could not be revoked"), "{}", ran.stderr);
+        rig.secret("db", json!({"value": "two"}));
+        rig.deploy(&with_password(rig, 2));
+        assert_eq!((rig.calls("POST", "/leases"), &rig.status()["token"]["source"]), (1, &json!("lease")));
     });
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, PipeReader, Read as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf, absolute};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid};
 
 use crate::effects::Sha;
 
@@ -116,7 +116,9 @@ impl Docker {
         let child = command.spawn().map_err(not_started)?;
         // The command holds our copies of the write ends; with them open no pipe would ever end.
         drop(command);
-        Running { pid: Pid::from_child(&child), child, pipes, deadline: call.deadline, cancel: &self.cancel }.watch()
+        let pid = Pid::from_child(&child);
+        let end = pidfd_open(pid, PidfdFlags::empty()).ok();
+        Running { pid, child, end, pipes, deadline: call.deadline, cancel: &self.cancel }.watch()
     }
 }
 
@@ -361,6 +363,8 @@ enum Phase {
 struct Running<'a> {
     pid: Pid,
     child: Child,
+    /// Readable once it has ended, which closing its pipes does not yet mean. None after that, and on a kernel without.
+    end: Option<OwnedFd>,
     pipes: Vec<Pipe>,
     deadline: Duration,
     cancel: &'a AtomicBool,
@@ -401,14 +405,16 @@ impl Running<'_> {
         }
     }
 
-    /// Reads what is there, or waits a moment for something to read.
+    /// Reads what is there, or waits a moment for something to read or the child's end.
     fn drain(&mut self, buffer: &mut [u8]) {
         let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
         let mut open: Vec<PollFd<'_>> = self
             .pipes
             .iter()
             .filter_map(|pipe| pipe.reader.as_ref())
-            .map(|reader| PollFd::from_borrowed_fd(reader.as_fd(), PollFlags::IN))
+            .map(|reader| reader.as_fd())
+            .chain(self.end.as_ref().map(|end| end.as_fd()))
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         if open.is_empty() {
             thread::sleep(TICK);
@@ -422,9 +428,13 @@ impl Running<'_> {
     }
 
     /// It has ended. It is not waited for yet: until then its id, and so its group's, belongs to no one else.
-    fn gone(&self) -> bool {
+    fn gone(&mut self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        matches!(waitid(WaitId::Pid(self.pid), look), Ok(Some(_)))
+        let gone = matches!(waitid(WaitId::Pid(self.pid), look), Ok(Some(_)));
+        if gone {
+            self.end = None;
+        }
+        gone
     }
 
     fn signal(&self, signal: Signal) {

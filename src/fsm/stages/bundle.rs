@@ -64,18 +64,17 @@ impl Flow<Bundle> {
                 }
                 Err(BundleFault::Call(fault)) => self.fail(faults::tenancy(PHASE, "bundle", &fault)),
             },
-            Awaits::Staging(facts) => {
-                let facts = facts.clone();
-                match answer!(self, event, StageBundle) {
-                    Ok(()) => self.staged(facts),
-                    Err(fault) => self.fail(faults::store(PHASE, &fault)),
-                }
-            }
-            Awaits::Docker { facts, versions: None } => {
-                let facts = facts.clone();
-                let versions = answer!(self, event, ProbeDocker);
-                self.stay(|bundle| Bundle { awaits: Awaits::Docker { facts, versions: Some(versions) }, ..bundle })
-                    .into()
+            Awaits::Staging(_) => match answer!(self, event, StageBundle) {
+                Ok(()) => self.staged(),
+                Err(fault) => self.fail(faults::store(PHASE, &fault)),
+            },
+            Awaits::Docker { facts: _, versions: None } => {
+                let probed = answer!(self, event, ProbeDocker);
+                self.awaiting(|awaits| match awaits {
+                    Awaits::Docker { facts, .. } => Awaits::Docker { facts, versions: Some(probed) },
+                    other @ (Awaits::Bundle | Awaits::Staging(_)) => other,
+                })
+                .into()
             }
             Awaits::Docker { facts, versions: Some(versions) } => {
                 let (facts, versions) = (facts.clone(), versions.clone());
@@ -105,16 +104,20 @@ impl Flow<Bundle> {
         };
         match accepted {
             Err(refusal) => self.refuse(&refusal),
-            Ok(()) => {
-                let awaits = Awaits::Staging(facts);
-                self.stay(|bundle| Bundle { awaits, ..bundle }).then(StageBundle { sha })
-            }
+            Ok(()) => self.awaiting(|_| Awaits::Staging(facts)).then(StageBundle { sha }),
         }
     }
 
-    fn staged(self, facts: Box<BundleFacts>) -> Transition {
+    fn awaiting(self, next: impl FnOnce(Awaits) -> Awaits) -> Flow<Bundle> {
+        self.stay(|Bundle { attempt, awaits }| Bundle { attempt, awaits: next(awaits) })
+    }
+
+    fn staged(self) -> Transition {
         let sha = self.stage.attempt.sha.clone();
-        let mut flow = self.stay(|bundle| Bundle { awaits: Awaits::Docker { facts, versions: None }, ..bundle });
+        let mut flow = self.awaiting(|awaits| match awaits {
+            Awaits::Staging(facts) => Awaits::Docker { facts, versions: None },
+            other @ (Awaits::Bundle | Awaits::Docker { .. }) => other,
+        });
         flow.core_mut().local.releases.push(sha.clone());
         flow.ask(ProbeDocker {});
         flow.ask(ReadModel { sha });

@@ -2,6 +2,8 @@
 //!
 //! Invariant: a box that already runs what is desired asks for nothing that changes anything.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Bundle, Conclusion, PulledProof, Purpose, Report, Token, Up, answer};
@@ -28,7 +30,8 @@ pub fn boot(boot: Boot) -> Transition {
         options,
         local,
         state,
-        saved,
+        saved: Arc::new(saved),
+        saving: None,
         seed,
         began: now,
         now,
@@ -53,12 +56,7 @@ pub fn boot(boot: Boot) -> Transition {
             }
             .to_owned()
         }),
-        last_error: core
-            .state
-            .trouble
-            .as_ref()
-            .or(core.state.last_error.as_ref())
-            .map(|e| format!("{}: {}", e.code, e.detail)),
+        last_error: core.state.trouble.as_ref().or(core.state.last_error.as_ref()).map(|e| e.code.before(&e.detail)),
         token_source: core.local.token,
         docker_version: core.state.docker.as_ref().map(|docker| docker.engine.clone()),
         compose_version: core.state.docker.as_ref().map(|docker| docker.compose.clone()),

@@ -13,7 +13,7 @@ use crate::fsm::edges::Leads;
 use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
-use crate::fsm::verdict::{self, Baseline, Finding, Verdict};
+use crate::fsm::verdict::{self, Baseline, Finding, Found, Verdict};
 use crate::fsm::{StageName, retry};
 
 const PHASE: StageName = StageName::Healthy;
@@ -84,21 +84,24 @@ impl Flow<Healthy> {
         let Healthy { goal, baseline, until, looks, awaits: _ } = &mut self.stage;
         match verdict::judge(&goal.services, &seen, baseline, now, stable_s) {
             Verdict::Healthy => {
-                let goal = goal.clone();
-                Report::conclude(self, Conclusion::Applied { goal: Box::new(goal), seen })
+                let (flow, healthy) = self.leave();
+                Report::conclude(flow, Conclusion::Applied { goal: Box::new(healthy.goal), seen })
             }
-            Verdict::Failing(failing) => self.read_logs(failing, seen),
+            Verdict::Failing(failing) => {
+                let failing = failing.into_iter().map(Found::keep).collect();
+                self.read_logs(failing, seen)
+            }
             Verdict::Waiting(what) if now >= *until => {
                 let late = format!("not healthy within {} s", goal.healthy_timeout_s);
-                let failing = what.into_iter().map(|found| Finding { why: format!("{late}: {}", found.why), ..found });
-                self.read_logs(failing.collect(), seen)
+                let kept = what.into_iter().map(Found::keep);
+                let failing = kept.map(|found| Finding { why: format!("{late}: {}", found.why), ..found }).collect();
+                self.read_logs(failing, seen)
             }
             Verdict::Waiting(what) => {
                 let next = now.plus_ms(retry::look_again_ms(*looks)).min(*until);
                 *looks = looks.saturating_add(1);
-                let reason: Vec<String> =
-                    what.iter().map(|found| format!("{}: {}", found.service, found.why)).collect();
-                self.awaiting(Awaits::NextLook).then(WaitUntil { until: next, reason: reason.join("; ") })
+                let reason = in_words(&what);
+                self.awaiting(Awaits::NextLook).then(WaitUntil { until: next, reason })
             }
         }
     }
@@ -127,6 +130,16 @@ impl Flow<Healthy> {
         let goal = self.stage.goal.clone();
         Up::instead(self, &goal, failure, seen)
     }
+}
+
+/// What is waited for. A wait may have many looks, so this is put together in one piece.
+fn in_words(what: &[Found<'_>]) -> String {
+    let mut words = String::with_capacity(what.len() * 40);
+    for found in what {
+        let gap = if words.is_empty() { "" } else { "; " };
+        words.extend([gap, found.service, ": ", &found.why]);
+    }
+    words
 }
 
 fn one_line(text: &str) -> String {

@@ -58,15 +58,15 @@ impl Pull {
 }
 
 impl Flow<Pull> {
-    pub(in crate::fsm) fn on(mut self, event: Event) -> Transition {
+    pub(in crate::fsm) fn on(self, event: Event) -> Transition {
         match answer!(self, event, effects::Pull) {
             Ok(done) => {
+                let (mut flow, Pull { deploy, versions }) = self.leave();
                 for warning in done.warnings {
-                    self.note(Note::warn(format!("compose pull: {warning}")));
+                    flow.note(Note::warn(format!("compose pull: {warning}")));
                 }
-                let Pull { deploy, versions } = self.stage.clone();
                 let pulled = PulledProof(deploy.attempt.sha.clone());
-                Up::promote(self, deploy.goal(versions), pulled)
+                Up::promote(flow, deploy.goal(versions), pulled)
             }
             Err(fault) => {
                 let attempt = self.stage.deploy.attempt.clone();

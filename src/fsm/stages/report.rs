@@ -206,7 +206,7 @@ impl Flow<Report> {
             },
             Awaits::Saved => match answer!(self, event, SaveState) {
                 Ok(()) => {
-                    self.core_mut().saved = self.core().state.clone();
+                    self.state_is_saved();
                     self.put_in_outbox()
                 }
                 Err(fault) => self.unwritable(&fault),
@@ -223,7 +223,7 @@ impl Flow<Report> {
             Awaits::Cleaned => self.cleaned(event),
             Awaits::Tidied => match answer!(self, event, SaveState) {
                 Ok(()) => {
-                    self.core_mut().saved = self.core().state.clone();
+                    self.state_is_saved();
                     self.send()
                 }
                 Err(fault) => self.untold(&fault),
@@ -250,11 +250,10 @@ impl Flow<Report> {
     fn save(mut self, told: Option<Box<Told>>) -> Transition {
         let core = self.core_mut();
         core.state.outcome = told.map(|told| *told);
-        if core.state == core.saved {
+        if core.state == *core.saved {
             return self.put_in_outbox();
         }
-        let state = Box::new(core.state.clone());
-        self.awaiting(Awaits::Saved).then(SaveState { state })
+        self.awaiting(Awaits::Saved).then_save()
     }
 
     fn put_in_outbox(self) -> Transition {
@@ -303,11 +302,10 @@ impl Flow<Report> {
     /// What changed since the outcome was saved: it is in the outbox now, and images are gone.
     fn tidy(self) -> Transition {
         let core = self.core();
-        if core.state == core.saved {
+        if core.state == *core.saved {
             return self.send();
         }
-        let state = Box::new(core.state.clone());
-        self.awaiting(Awaits::Tidied).then(SaveState { state })
+        self.awaiting(Awaits::Tidied).then_save()
     }
 
     fn send(self) -> Transition {
@@ -371,8 +369,8 @@ impl Flow<Report> {
     }
 
     fn done(self) -> Transition {
-        let done = self.stage.done.clone();
-        self.to(done).into()
+        let (flow, report) = self.leave();
+        flow.to(report.done).into()
     }
 }
 
@@ -386,9 +384,12 @@ fn level(exit: Exit) -> crate::fsm::event::Level {
 
 fn line(done: &Done) -> String {
     let sha = done.sha.as_ref().map(|sha| format!(" {}", sha.short())).unwrap_or_default();
-    let code = done.code.map(|code| format!(" {code}")).unwrap_or_default();
-    let detail = if done.detail.is_empty() { String::new() } else { format!(": {}", done.detail) };
-    format!("{}{sha}{code}{detail}", done.word)
+    let detail = match done.code {
+        Some(code) => format!(" {}", code.before(&done.detail)),
+        None if done.detail.is_empty() => String::new(),
+        None => format!(": {}", done.detail),
+    };
+    format!("{}{sha}{detail}", done.word)
 }
 
 fn done(conclusion: &Conclusion) -> Done {

@@ -69,32 +69,41 @@ impl Secrets {
 }
 
 impl Flow<Secrets> {
-    pub(in crate::fsm) fn on(self, id: EffectId, event: Event) -> Transition {
-        match self.stage.awaits.clone() {
-            Awaits::Reads(mut reads) => {
+    pub(in crate::fsm) fn on(mut self, id: EffectId, event: Event) -> Transition {
+        let last = self.settled();
+        match &mut self.stage.awaits {
+            Awaits::Reads(reads) => {
                 let answered = answer!(self, event, ReadSecret);
                 if let Some(read) = reads.iter_mut().find(|read| read.id == id) {
                     read.answer = Some(answered);
                 }
-                let settled = self.settled();
-                let flow = self.awaiting(Awaits::Reads(reads.clone()));
-                if settled { flow.judge(reads) } else { flow.into() }
+                if !last {
+                    return self.into();
+                }
+                // The last answer leads away from here, and the reads go along.
+                let reads = std::mem::take(reads);
+                self.judge(reads)
             }
             Awaits::Settling(denied) => {
+                let denied = denied.clone();
                 let looked_up = answer!(self, event, LookupToken);
                 self.settle(&denied, looked_up)
             }
-            Awaits::Writing(versions) => match answer!(self, event, WriteRelease) {
-                Ok(()) => {
-                    let sha = self.stage.deploy.attempt.sha.clone();
-                    self.awaiting(Awaits::Checking(versions)).then(CheckCompose { sha })
+            Awaits::Writing(versions) => {
+                let versions = versions.clone();
+                match answer!(self, event, WriteRelease) {
+                    Ok(()) => {
+                        let sha = self.stage.deploy.attempt.sha.clone();
+                        self.awaiting(Awaits::Checking(versions)).then(CheckCompose { sha })
+                    }
+                    Err(fault) => self.fail(faults::store(PHASE, &fault)),
                 }
-                Err(fault) => self.fail(faults::store(PHASE, &fault)),
-            },
+            }
             Awaits::Checking(versions) => match answer!(self, event, CheckCompose) {
                 Ok(()) => {
-                    let deploy = self.stage.deploy.clone();
-                    Pull::images(self, deploy, versions)
+                    let versions = std::mem::take(versions);
+                    let (flow, secrets) = self.leave();
+                    Pull::images(flow, secrets.deploy, versions)
                 }
                 Err(fault) => self.fail(faults::compose(PHASE, "compose config", &fault)),
             },
@@ -178,7 +187,8 @@ impl Flow<Secrets> {
             }
         }
         let and = if registry.is_some() { " + registry credential" } else { "" };
-        self.note(Note::info(format!("{} secrets read: {}{and}", names.len(), names.join(", "))));
+        let named = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        self.note(Note::info(format!("{} secrets read{named}{and}", names.len())));
         let deploy = &self.stage.deploy;
         let release = WriteRelease {
             sha: deploy.attempt.sha.clone(),

@@ -125,7 +125,7 @@ impl Flow<Token> {
             Awaits::LeaseNoted => match answer!(self, event, SaveState) {
                 Ok(()) => {
                     let mut flow = self;
-                    flow.core_mut().saved = flow.core().state.clone();
+                    flow.state_is_saved();
                     flow.awaiting(Awaits::Lease).then(AskLease {})
                 }
                 Err(fault) => self.unwritable(&fault),
@@ -276,8 +276,7 @@ impl Flow<Token> {
         }
         // Written down before it is asked for: an answer that gets lost has still been counted by tenancy.
         core.state.leases.push(now);
-        let state = Box::new(core.state.clone());
-        self.awaiting(Awaits::LeaseNoted).then(SaveState { state })
+        self.awaiting(Awaits::LeaseNoted).then_save()
     }
 
     fn leased(mut self, answered: Result<Lease, LeaseFault>) -> Transition {

@@ -41,14 +41,13 @@ impl Up {
     pub fn promote<S: Leads<Up>>(flow: Flow<S>, goal: Goal, pulled: PulledProof) -> Transition {
         let mut flow = flow.to(Up { goal: goal.clone(), pulled, awaits: Awaits::Noted(None) });
         let core = flow.core_mut();
-        core.state.unfinished = Some(goal.clone());
         // Resumed once a minute for as long as Docker is away, it is still one promotion.
         if core.state.promotions.last().is_none_or(|last| last.sha != goal.sha) {
-            core.state.promotions.push(Promotion { sha: goal.sha, at: core.now });
+            core.state.promotions.push(Promotion { sha: goal.sha.clone(), at: core.now });
         }
-        let state = Box::new(core.state.clone());
+        core.state.unfinished = Some(goal);
         // What ran before counts: a restart from here on is a failure, one from last week is not.
-        flow.ask(SaveState { state });
+        flow.ask_save();
         flow.ask(Inspect {});
         flow.into()
     }
@@ -129,12 +128,11 @@ impl Flow<Up> {
             },
             Awaits::Up { baseline, until } => match answer!(self, event, effects::Up) {
                 Ok(done) => {
-                    let mut flow = self;
+                    let (mut flow, up) = self.leave();
                     for warning in done.warnings {
                         flow.note(Note::warn(format!("compose up: {warning}")));
                     }
-                    let goal = flow.stage.goal.clone();
-                    Healthy::watch(flow, goal, baseline, until)
+                    Healthy::watch(flow, up.goal, baseline, until)
                 }
                 Err(fault) => self.fail(faults::run(PHASE, "compose up", &fault, Code::UpFailed, Code::UpTimeout)),
             },
@@ -149,7 +147,7 @@ impl Flow<Up> {
         if let Err(fault) = noted {
             return self.fail_untouched(faults::store(PHASE, &fault));
         }
-        self.core_mut().saved = self.core().state.clone();
+        self.state_is_saved();
         let before = match before {
             Ok(before) => before,
             Err(fault) => {
@@ -162,12 +160,13 @@ impl Flow<Up> {
     }
 
     fn promoted(mut self, baseline: Baseline) -> Transition {
-        let Up { goal, pulled, awaits: _ } = self.stage.clone();
+        let Up { goal, pulled, awaits: _ } = &self.stage;
+        let (sha, timeout_s) = (goal.sha.clone(), goal.healthy_timeout_s);
+        let up = effects::Up { sha: pulled.sha().clone(), timeout_s };
         let core = self.core_mut();
-        core.local.current = Some(goal.sha.clone());
+        core.local.current = Some(sha);
         core.state.in_doubt = true;
-        let until = core.now.plus_s(i64::try_from(goal.healthy_timeout_s).unwrap_or(i64::MAX));
-        let up = effects::Up { sha: pulled.sha().clone(), timeout_s: goal.healthy_timeout_s };
+        let until = core.now.plus_s(i64::try_from(timeout_s).unwrap_or(i64::MAX));
         self.awaiting(Awaits::Up { baseline, until }).then(up)
     }
 

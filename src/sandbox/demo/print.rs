@@ -171,7 +171,7 @@ impl<'a> Printer<'a> {
             _ => self.paint.on(RED, &format!("{broken} of {} claims do not hold (✗ above).", held + broken)),
         };
         writeln!(self.out, "\n{sum}\n")?;
-        writeln!(self.out, "Read on:      README.md, from an empty box to the first tick.")?;
+        writeln!(self.out, "Read on:      README.md")?;
         writeln!(self.out, "The machine:  `monky-deployd graph` draws it; src/fsm/edges.rs is its table.")?;
         self.out.flush()
     }

@@ -344,7 +344,10 @@ volumes:
             reports_waiting: local.outbox.len() + usize::from(state.outcome.is_some()),
             containers: containers.collect(),
             tokens: self.bao.live_tokens().into_iter().collect(),
-            registries: registries(&dir.join("docker/config.json")),
+            registries: registries(&dir.join("docker/config.json"))
+                .into_iter()
+                .filter(|host| world.registries.get(host).is_some_and(|it| it.login.is_some()))
+                .collect(),
             releases: local.releases.into_iter().collect(),
             state_json: fs::read_to_string(dir.join("state.json")).unwrap_or_default(),
             files: on_disk,
@@ -442,7 +445,7 @@ pub struct Facts {
     pub containers: BTreeMap<String, Running>,
     /// The accessors of every token that lives, of any box.
     pub tokens: BTreeSet<String>,
-    /// The registries that Docker has a credential for.
+    /// The registries that ask for a login and that Docker has a credential for.
     pub registries: BTreeSet<String>,
     /// The releases on disk.
     pub releases: BTreeSet<Sha>,

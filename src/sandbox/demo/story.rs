@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::set::{REGISTRY, Seen, Set, Trouble, WEB_LOGS};
 use crate::effects::failure::Code;
 use crate::effects::state::TokenSource;
-use crate::effects::{Op, OpName, Sha};
+use crate::effects::{Kind, Op, OpName, Sha};
 
 /// The box that most of the story is about.
 pub const FIRST: &str = "plant-7";
@@ -225,6 +225,11 @@ impl Seen {
         self.tick.iter().flat_map(|tick| &tick.effects).filter(|(_, op)| op.name() == name).count()
     }
 
+    /// The effects that write to the disk.
+    fn writes(&self) -> usize {
+        self.tick.iter().flat_map(|tick| &tick.effects).filter(|(_, op)| op.name().kind() == Kind::Write).count()
+    }
+
     fn recreated(&self) -> BTreeSet<&str> {
         let old = &self.before.containers;
         let anew = self.after.containers.iter().filter(|(service, it)| old.get(*service).is_none_or(|o| o.id != it.id));
@@ -301,7 +306,7 @@ fn first_deploy(seen: &Seen) -> Vec<Claim> {
         ),
         same("one token lives at OpenBao: the bootstrap one was revoked", &seen.after.tokens.len(), &1),
         that("the bootstrap grant is gone from the disk", !seen.after.bootstrap_waits, &seen.after.files.keys()),
-        same("the pull had the credential of the registry, which lets nobody else in", &registries, &vec![REGISTRY]),
+        same("docker had the credential of the registry, which asks for one", &registries, &vec![REGISTRY]),
         same("both containers have the database's password", &both, &2),
         no_secret_seen(seen),
     ]);
@@ -315,7 +320,11 @@ fn unchanged(seen: &Seen) -> Vec<Claim> {
         same("one request reached tenancy: the check-in", &requests, &vec!["checkin"]),
         same("no request reached OpenBao", &seen.bao.len(), &0),
         same("no child process was started", &seen.docker.len(), &0),
-        that("not one file was written", seen.before.files == seen.after.files, &changed_files(seen)),
+        that(
+            "not one file was written",
+            seen.before.files == seen.after.files && seen.writes() == 0,
+            &(changed_files(seen), seen.writes()),
+        ),
     ]
 }
 
@@ -453,7 +462,7 @@ fn rollback_refused(seen: &Seen) -> Vec<Claim> {
         same("no request reached OpenBao", &seen.bao.len(), &0),
         same("no child process was started", &seen.docker.len(), &0),
         same(
-            "no file but state.json was written, and no release was staged",
+            "state.json is the only file that is not as before, and no release was staged",
             &(written, seen.count(OpName::StageBundle)),
             &(vec![], 0),
         ),
@@ -462,7 +471,8 @@ fn rollback_refused(seen: &Seen) -> Vec<Claim> {
             "the report says `failed`, and its detail says why and what to do",
             seen.reported_text("result") == "failed"
                 && seen.reported_text("code") == "ROLLBACK_REFUSED"
-                && seen.reported_text("detail").contains("generation 1 is older than the applied 2"),
+                && seen.reported_text("detail").contains("generation 1 is older than the applied 2")
+                && seen.reported_text("detail").contains(Code::RollbackRefused.remedy()),
             &seen.report(),
         ),
     ]
