@@ -25,5 +25,6 @@ else
     fi
 fi
 
-export INSTA_UPDATE=no
+# A snapshot that differs is a failure, never an update. Much of the real stack is waiting, so more tests than cores run.
+export INSTA_UPDATE=no RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 cargo test --locked --no-fail-fast 2>&1 | tee "$log"

@@ -99,7 +99,7 @@ impl<W: Driver> DryRun<W> {
 /// The answer to an effect if all goes well. `services` are those that would be up.
 ///
 /// Reading effects have no such answer that could be known; theirs are never asked for, but for those of
-/// [`DryRun::is_real`] that depend on what was pretended before.
+/// `DryRun::is_real` that depend on what was pretended before.
 pub fn well(op: &Op, services: &BTreeMap<String, Service>, now: Stamp) -> Event {
     let token = || TokenFacts { accessor: None, ttl_s: None, renewable: false };
     let unknown = || crate::effects::CallFault::Nonsense { detail: Scrubbed::default() };

@@ -1,6 +1,6 @@
 //! Effects as data: what the machine asks the world to do, and what the world may answer.
 //!
-//! One table ([`ops!`]) pairs each operation with its kind, its request and the type of its answer, so that
+//! One table (`ops!`) pairs each operation with its kind, its request and the type of its answer, so that
 //! an operation without an answer, or an answer without an operation, does not compile.
 //!
 //! Invariant: nothing here reads a clock, a file, the network, the environment or randomness, and nothing

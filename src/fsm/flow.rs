@@ -1,4 +1,4 @@
-//! The engine: a [`Flow`] is the machine in one stage, and [`Flow::to`] is the only way from a stage to another.
+//! The engine: a [`Flow`] is the machine in one stage, and `Flow::to` is the only way from a stage to another.
 //!
 //! Invariant: the fields are private to this file, which knows no stage; so no stage can forge a flow, forget
 //! an effect that was asked for, or count ids differently.
