@@ -926,6 +926,15 @@ fn token_rule() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "a_bootstrap_login_that_is_forbidden_falls_back_on_the_token_that_works",
+            change(running_a(), |boot| boot.local.bootstrap = true),
+            Script::default().next(Event::LoggedIn(Err(denied()))),
+            |t| {
+                applied_b(t);
+                assert_eq!((t.count(OpName::AskLease), t.count(OpName::DropGrant)), (0, 0));
+            },
+        ),
+        scenario(
             "a_rejected_bootstrap_grant_without_a_bundle_ends_with_its_code",
             bootstrapped(),
             Script::default()

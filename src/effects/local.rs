@@ -15,7 +15,7 @@ pub struct LocalFacts {
     pub grant: Option<GrantFacts>,
     /// There is a `bootstrap.jwt`.
     pub bootstrap: bool,
-    /// The releases on disk.
+    /// The releases on disk that are complete: with their secrets.
     pub releases: Vec<Sha>,
     /// Where `current` points.
     pub current: Option<Sha>,

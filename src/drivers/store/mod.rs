@@ -158,7 +158,7 @@ impl Store {
                     Ok((value(std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?)?, ()))
                 })?
                 .is_some(),
-            releases: self.staged()?,
+            releases: self.complete()?,
             current: self.current(),
             outbox: self.outbox(now, &mut notes)?,
         };

@@ -25,7 +25,7 @@ pub const ENV: &str = ".env";
 /// The generated override of a release.
 pub const OVERRIDE: &str = ".monky-deployd.yaml";
 /// What stands in the override until it is generated.
-const EMPTY_OVERRIDE: &str = "services: {}\n";
+const EMPTY_OVERRIDE: &str = "# staged; not complete yet\nservices: {}\n";
 /// More than a bundle's file may have.
 const MAX_FILE: u64 = 16 * 1024 * 1024;
 
@@ -48,6 +48,15 @@ impl Store {
     pub(super) fn staged(&self) -> Result<Vec<Sha>, Fail> {
         let shas = files::names(&self.releases())?.into_iter().filter_map(|name| Sha::try_from(name).ok());
         Ok(shas.filter(|sha| is_real_dir(&self.release_dir(sha))).collect())
+    }
+
+    /// The releases that could be brought up as they are: staged, and completed with their secrets.
+    pub(super) fn complete(&self) -> Result<Vec<Sha>, Fail> {
+        let complete = |sha: &Sha| {
+            let text = fs::read(self.release_dir(sha).join(OVERRIDE));
+            text.is_ok_and(|text| text != EMPTY_OVERRIDE.as_bytes())
+        };
+        Ok(self.staged()?.into_iter().filter(complete).collect())
     }
 
     /// The release that `current` points to, if it is one of ours and there.

@@ -342,6 +342,11 @@ impl Flow<Token> {
             }
             Err(fault @ (BaoFault::Denied { .. } | BaoFault::NotFound { .. })) => {
                 let what = format!("OpenBao login with the {}: {}", called(grant), faults::bao_words(&fault));
+                if grant == GrantName::Bootstrap && self.core().local.token.is_some() {
+                    // It may work another time; until then the token that is there does.
+                    self.note(Note::warn(format!("{}: {what}; going on with the saved token", Code::GrantRejected)));
+                    return self.awaiting(Awaits::Lookup).then(LookupToken { token: TokenName::Saved });
+                }
                 self.fail(Failure::new(Code::GrantRejected, PHASE, what))
             }
             Err(fault @ (BaoFault::PastMaxTtl | BaoFault::Unavailable { .. })) => {
