@@ -39,8 +39,8 @@ pub fn in_ms(time: Duration) -> f64 {
 
 /// How long this thread has had a core so far: what others do meanwhile is left out.
 pub fn on_cpu() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
 }
 
 /// The agent that is measured: the one built as packages are, if `make bench` says where it is.

@@ -25,7 +25,7 @@ const LOG_LINES: u32 = 20;
 /// Awaits a look at the containers, the next look, or the logs of what failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Healthy {
-    goal: Goal,
+    goal: Box<Goal>,
     baseline: Baseline,
     until: Stamp,
     looks: u32,
@@ -42,7 +42,7 @@ enum Awaits {
 
 impl Healthy {
     /// Watches the containers until there is a verdict.
-    pub fn watch<S: Leads<Healthy>>(flow: Flow<S>, goal: Goal, baseline: Baseline, until: Stamp) -> Transition {
+    pub fn watch<S: Leads<Healthy>>(flow: Flow<S>, goal: Box<Goal>, baseline: Baseline, until: Stamp) -> Transition {
         flow.to(Healthy { goal, baseline, until, looks: 0, awaits: Awaits::Look }).then(Inspect {})
     }
 }
@@ -65,8 +65,9 @@ impl Flow<Healthy> {
         }
     }
 
-    fn awaiting(self, awaits: Awaits) -> Flow<Healthy> {
-        self.stay(|healthy| Healthy { awaits, ..healthy })
+    fn awaiting(mut self, awaits: Awaits) -> Flow<Healthy> {
+        self.stage.awaits = awaits;
+        self
     }
 
     fn look(mut self, look: Result<Vec<Container>, RunFault>) -> Transition {
@@ -85,7 +86,7 @@ impl Flow<Healthy> {
         match verdict::judge(&goal.services, &seen, baseline, now, stable_s) {
             Verdict::Healthy => {
                 let (flow, healthy) = self.leave();
-                Report::conclude(flow, Conclusion::Applied { goal: Box::new(healthy.goal), seen })
+                Report::conclude(flow, Conclusion::Applied { goal: healthy.goal, seen })
             }
             Verdict::Failing(failing) => {
                 let failing = failing.into_iter().map(Found::keep).collect();

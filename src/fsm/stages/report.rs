@@ -242,8 +242,9 @@ impl Flow<Report> {
         }
     }
 
-    fn awaiting(self, awaits: Awaits) -> Flow<Report> {
-        self.stay(|report| Report { awaits, ..report })
+    fn awaiting(mut self, awaits: Awaits) -> Flow<Report> {
+        self.stage.awaits = awaits;
+        self
     }
 
     /// The outcome becomes durable, all at once.

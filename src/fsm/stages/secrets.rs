@@ -110,8 +110,9 @@ impl Flow<Secrets> {
         }
     }
 
-    fn awaiting(self, awaits: Awaits) -> Flow<Secrets> {
-        self.stay(|secrets| Secrets { awaits, ..secrets })
+    fn awaiting(mut self, awaits: Awaits) -> Flow<Secrets> {
+        self.stage.awaits = awaits;
+        self
     }
 
     /// All answers are here. What says nothing about the secrets comes first, then what the token may do, then the secrets.

@@ -23,7 +23,7 @@ const PHASE: StageName = StageName::Up;
 /// Awaits that the promotion is noted, done, and followed by `up`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Up {
-    goal: Goal,
+    goal: Box<Goal>,
     pulled: PulledProof,
     awaits: Awaits,
 }
@@ -39,7 +39,7 @@ enum Awaits {
 impl Up {
     /// Promotes a pulled release and brings it up.
     pub fn promote<S: Leads<Up>>(flow: Flow<S>, goal: Goal, pulled: PulledProof) -> Transition {
-        let mut flow = flow.to(Up { goal: goal.clone(), pulled, awaits: Awaits::Noted(None) });
+        let mut flow = flow.to(Up { goal: Box::new(goal.clone()), pulled, awaits: Awaits::Noted(None) });
         let core = flow.core_mut();
         // Resumed once a minute for as long as Docker is away, it is still one promotion.
         if core.state.promotions.last().is_none_or(|last| last.sha != goal.sha) {
@@ -139,8 +139,9 @@ impl Flow<Up> {
         }
     }
 
-    fn awaiting(self, awaits: Awaits) -> Flow<Up> {
-        self.stay(|up| Up { awaits, ..up })
+    fn awaiting(mut self, awaits: Awaits) -> Flow<Up> {
+        self.stage.awaits = awaits;
+        self
     }
 
     fn noted(mut self, noted: Result<(), StoreFault>, before: Result<Vec<Container>, RunFault>) -> Transition {
