@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::status::moment;
+use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::record::Line;

@@ -31,6 +31,7 @@ pub mod plan;
 mod replay;
 mod status;
 mod tick;
+mod words;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

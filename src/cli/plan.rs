@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::status::moment;
+use super::words::moment;
 use crate::drivers::run_loop::Watch;
 use crate::effects::containers::Container;
 use crate::effects::manifest::Manifest;

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use super::history::without_remedy;
+use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::clock::Clock;
@@ -119,12 +118,6 @@ pub fn run(config: &Config, json: bool) -> u8 {
         print!("{}", text(&status));
     }
     exit::OK
-}
-
-/// RFC 3339 in UTC, to the second.
-pub fn moment(stamp: Stamp) -> String {
-    let at = OffsetDateTime::from_unix_timestamp(stamp.0.div_euclid(1000)).ok();
-    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| format!("{} ms", stamp.0))
 }
 
 fn error(error: &LastError) -> ErrorStatus {

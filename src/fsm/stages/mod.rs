@@ -2,10 +2,12 @@
 
 mod bundle;
 mod checkin;
+mod conclusion;
 mod healthy;
 mod pull;
 mod report;
 mod secrets;
+mod settle;
 mod token;
 mod up;
 
@@ -15,9 +17,10 @@ use serde::{Deserialize, Serialize};
 
 pub use bundle::Bundle;
 pub use checkin::{Checkin, boot};
+pub use conclusion::{Conclusion, Done, Exit};
 pub use healthy::Healthy;
 pub use pull::{Pull, PulledProof};
-pub use report::{Conclusion, Done, Exit, Report};
+pub use report::Report;
 pub use secrets::Secrets;
 pub use token::{Purpose, Token};
 pub use up::Up;
