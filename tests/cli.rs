@@ -242,6 +242,11 @@ fn what_is_no_grant_is_refused_and_the_stored_one_stays() {
         assert!(!ran.err.contains("CAESIJ") && !ran.err.contains("MC4CAQ"), "it may be another secret: {}", ran.err);
         assert_eq!(fs::read_to_string(home.state_dir().join("bootstrap.jwt")).unwrap(), GRANT);
     }
+    let ended = "eyJhbGciOiJFZERTQSJ9.eyJleHAiOjEwMDB9.c2ln";
+    let ran = home.run_with(&["bootstrap", "--grant-file", "-"], ended.as_bytes());
+    assert_eq!(ran.status, 1);
+    assert!(ran.err.contains("it ended at 1970-01-01T00:16:40Z; ask tenancy for a new one"), "{}", ran.err);
+    assert_eq!(fs::read_to_string(home.state_dir().join("bootstrap.jwt")).unwrap(), GRANT);
     let ran = home.run(&["bootstrap", "--grant-file", "/nowhere/grant"]);
     assert_eq!(ran.status, 1);
     assert!(ran.err.contains("/nowhere/grant"), "{}", ran.err);
@@ -331,7 +336,9 @@ fn a_state_directory_that_cannot_be_made_is_said_so() {
     let home = Home::new();
     fs::write(home.state_dir(), "a file").unwrap();
     let ran = home.run(&["tick"]);
-    assert_eq!((ran.status, ran.out.as_str()), (1, ""));
+    assert_eq!((ran.status, ran.out.as_str()), (1, "failed STAGE_FAILED\n"));
+    let json: Value = serde_json::from_str(&home.run(&["tick", "--format", "json"]).out).unwrap();
+    assert_eq!((&json["code"], &json["exit"]), (&"STAGE_FAILED".into(), &"failed".into()), "each end is told as JSON too");
     assert!(ran.err.contains("STAGE_FAILED") && ran.err.contains(home.state_dir().to_str().unwrap()), "{}", ran.err);
 }
 

@@ -176,6 +176,12 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "a_full_disk_is_told_with_the_check_in_though_nothing_can_be_written",
+            change(running_a(), |boot| boot.local.disk_full = true),
+            Script::default().desired("a", 1),
+            |t| assert!(t.text.contains("\"last_error\":\"DISK_FULL: no space is left"), "{}", t.text),
+        ),
+        scenario(
             "tenancy_out_of_reach_ends_75",
             running_a(),
             Script::default().next(Event::CheckedIn(Err(unreachable()))),

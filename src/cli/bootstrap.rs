@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
+use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
+use crate::drivers::clock::Clock;
 use crate::drivers::store::Store;
+use crate::drivers::tenancy::ends;
 use crate::drivers::vault::Vault;
 
 /// The largest grant (bytes).
@@ -32,9 +35,17 @@ pub fn run(config: &Config, file: &Path) -> u8 {
         );
         return exit::FAILED;
     }
+    if let Some(end) = ends(grant.trim()).filter(|end| *end <= Clock::start().now()) {
+        eprintln!("the grant was not stored: it ended at {}; ask tenancy for a new one", moment(end));
+        return exit::FAILED;
+    }
     let store = match Store::open(&config.state_dir, Arc::new(Vault::default())) {
         Ok(store) => store,
-        Err(error) => return tick::unusable(&error),
+        Err(error) => {
+            let done = tick::unusable(&error);
+            eprintln!("the grant was not stored: {}", done.detail);
+            return done.exit.status();
+        }
     };
     match store.save_bootstrap(&grant) {
         Ok(()) => {

@@ -105,7 +105,11 @@ pub fn run(config: &Config, json: bool) -> u8 {
             return exit::FAILED;
         }
     };
-    let status = status(config, loaded.state, &loaded.local, loaded.notes, now);
+    let mut notes = loaded.notes;
+    if loaded.local.disk_full {
+        notes.push("no space is left where the state is kept: what a tick does cannot be written down".to_owned());
+    }
+    let status = status(config, loaded.state, &loaded.local, notes, now);
     if json {
         match serde_json::to_string_pretty(&status) {
             Ok(json) => println!("{json}"),

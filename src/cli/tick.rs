@@ -19,14 +19,14 @@ use crate::drivers::vault::Vault;
 use crate::drivers::world::World;
 use crate::effects::Stamp;
 use crate::effects::failure::Code;
-use crate::fsm::stages::Done;
+use crate::fsm::stages::{Done, Exit};
 use crate::fsm::{Boot, Note, Options};
 
 /// Runs a tick and gives the exit status.
 pub fn run(config: Config, args: &Tick) -> u8 {
     let clock = Clock::start();
     let cancel = Cancel::default();
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
         if let Err(error) = signal_hook::flag::register(signal, cancel.flag()) {
             journal::say(&Note::warn(format!("signal {signal} cannot be caught: {error}")));
         }
@@ -37,7 +37,7 @@ pub fn run(config: Config, args: &Tick) -> u8 {
     let vault = Arc::new(Vault::default());
     let store = match Store::open(&config.state_dir, Arc::clone(&vault)) {
         Ok(store) => store,
-        Err(error) => return unusable(&error),
+        Err(error) => return end(&unusable(&error), args.format),
     };
     let boot = match boot(&config, args, &store, &clock) {
         Ok(boot) => boot,
@@ -55,8 +55,7 @@ pub fn run(config: Config, args: &Tick) -> u8 {
             (Some(done), done.exit.status())
         }
         Ended::Interrupted => {
-            journal::say(&Note::warn("asked to end; the next tick goes on from here"));
-            (None, exit::TEMPORARY)
+            (None, end(&early("interrupted", None, "asked to end; the next tick goes on from here"), args.format))
         }
     };
     let (_, (recorder, whole)) = watch;
@@ -69,7 +68,7 @@ pub fn run(config: Config, args: &Tick) -> u8 {
 
 /// Everything that a tick begins with.
 fn boot(config: &Config, args: &Tick, store: &Store, clock: &Clock) -> Result<Boot, u8> {
-    let loaded = store.load_state(clock.now()).map_err(|error| unusable(&error))?;
+    let loaded = store.load_state(clock.now()).map_err(|error| end(&unusable(&error), args.format))?;
     for note in loaded.notes {
         journal::say(&Note::warn(note));
     }
@@ -162,17 +161,29 @@ fn print(done: &Done, format: Format) {
     }
 }
 
+/// A tick that ended before the machine could say how.
+fn early(word: &str, code: Option<Code>, detail: &str) -> Done {
+    let exit = if code.is_some() { Exit::Failed } else { Exit::Temporary };
+    Done { exit, word: word.to_owned(), sha: None, cause: None, code, detail: detail.to_owned() }
+}
+
+/// Tells such an end as any other, and gives its exit status.
+fn end(done: &Done, format: Format) -> u8 {
+    match done.code {
+        Some(code) => journal::say(&Note::error(code.before(&done.detail))),
+        None => journal::say(&Note::warn(done.detail.clone())),
+    }
+    print(done, format);
+    done.exit.status()
+}
+
 /// The state directory cannot be used: nothing was done.
-pub fn unusable(error: &StoreError) -> u8 {
+pub fn unusable(error: &StoreError) -> Done {
     match error {
-        StoreError::Locked { .. } => {
-            journal::say(&Note::warn(error.to_string()));
-            exit::TEMPORARY
-        }
+        StoreError::Locked { .. } => early("locked", None, &error.to_string()),
         StoreError::System(fail) => {
             let code = if fail.disk_full() { Code::DiskFull } else { Code::StageFailed };
-            journal::say(&Note::error(format!("{code}: {error}")));
-            exit::FAILED
+            early("failed", Some(code), &error.to_string())
         }
     }
 }

@@ -68,18 +68,18 @@ codes! {
         SecretDenied = "SECRET_DENIED", "the token lives but may not read this: mend the policy of the role";
         SecretInvalid = "SECRET_INVALID", "a secret's value must be a string without NUL, in a KV v2 engine";
         StageFailed = "STAGE_FAILED", "look at the state directory's owner, mode and mount";
-        PullFailed = "PULL_FAILED", "the registry's own words are in the detail: image, tag, credential or network";
+        PullFailed = "PULL_FAILED", "mend what the registry says: image, tag, credential or network";
         PullTimeout = "PULL_TIMEOUT", "the pull took too long: look at the registry's speed or raise pull_timeout_s";
-        UpFailed = "UP_FAILED", "Compose's own words are in the detail";
+        UpFailed = "UP_FAILED", "mend what Compose says";
         UpTimeout = "UP_TIMEOUT", "`up` did not return in time: look at depends_on conditions or raise healthy_timeout_s";
-        Unhealthy = "UNHEALTHY", "the failing services and the end of their logs are in the detail";
+        Unhealthy = "UNHEALTHY", "mend the named services; the end of their logs is here";
         DiskFull = "DISK_FULL", "free space on the state directory's or Docker's disk";
     }
     Temporary {
-        DockerUnavailable = "DOCKER_UNAVAILABLE", "start Docker, and let the agent's user use its socket";
-        TenancyUnreachable = "TENANCY_UNREACHABLE", "look at the mesh tunneler, DNS and tenancy itself";
-        TenancyError = "TENANCY_ERROR", "tenancy answered, but not what it should: look at its log";
-        LeaseRateLimited = "LEASE_RATE_LIMITED", "wait: the hour's leases are used up; `status` tells when the next is free";
+        DockerUnavailable = "DOCKER_UNAVAILABLE", "look at docker_bin, at Docker itself, and at the right of the agent's user to its socket";
+        TenancyUnreachable = "TENANCY_UNREACHABLE", "look at what is named here: the CA file, the mesh tunneler, DNS, or tenancy itself";
+        TenancyError = "TENANCY_ERROR", "look at env_id on this box, and at tenancy's log";
+        LeaseRateLimited = "LEASE_RATE_LIMITED", "wait; `status` tells when the next lease may be asked for";
         BaoUnavailable = "BAO_UNAVAILABLE", "look at OpenBao: sealed, standby, overloaded or not reachable";
     }
 }

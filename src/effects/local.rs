@@ -21,6 +21,8 @@ pub struct LocalFacts {
     pub current: Option<Sha>,
     /// The reports that wait, oldest first.
     pub outbox: Vec<String>,
+    /// No space is left where the state is kept.
+    pub disk_full: bool,
 }
 
 /// What is known of a saved grant.

@@ -9,7 +9,7 @@ mod releases;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub use files::Fail;
 use files::{Doing, refuse};
 pub use releases::{ENV, OVERRIDE};
 
+const LOCK: &str = "lock";
 const STATE: &str = "state.json";
 const TOKEN: &str = "token.json";
 const GRANT: &str = "grant.json";
@@ -100,6 +101,31 @@ struct GrantFile {
     expires_at: Option<Stamp>,
 }
 
+/// By these a state directory is known.
+const MARKS: [&str; 4] = [LOCK, STATE, TOKEN, BOOTSTRAP];
+
+/// A directory that is another user's, or that holds something else, is left as it is: a mistyped `state_dir` must not
+/// cost anybody's files, and a tick as the wrong user must not leave files that the right one cannot read.
+fn ours(dir: &Path) -> Result<(), Fail> {
+    let Ok(found) = fs::metadata(dir) else { return Ok(()) };
+    let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        let why = format!("it belongs to uid {owner}, and this is uid {user}: run the agent as its user");
+        return refuse("use", dir, &why);
+    }
+    let names = if found.is_dir() { files::names(dir)? } else { Vec::new() };
+    let known = names.iter().any(|name| MARKS.contains(&name.as_str()));
+    if !known && names.iter().any(|name| name != "lost+found") {
+        return refuse("use", dir, "it is not empty, and no state directory of this agent: name another `state_dir`");
+    }
+    Ok(())
+}
+
+/// No space is left on the disk of a directory.
+fn is_full(dir: &Path) -> bool {
+    rustix::fs::statvfs(dir).is_ok_and(|disk| disk.f_blocks > 0 && disk.f_bavail == 0)
+}
+
 impl Drop for Store {
     fn drop(&mut self) {
         // Closing is not enough: a child that another thread is just starting holds the lock until it runs its program.
@@ -112,6 +138,7 @@ impl Store {
     /// a tick that died had not finished. Its parent must be there.
     pub fn open(dir: &Path, vault: Arc<Vault>) -> Result<Store, StoreError> {
         let mut notes = Vec::new();
+        ours(dir)?;
         notes.extend(files::private_dir(dir)?);
         let lock = lock(dir)?;
         for folder in FOLDERS {
@@ -161,6 +188,7 @@ impl Store {
             releases: self.complete()?,
             current: self.current(),
             outbox: self.outbox(now, &mut notes)?,
+            disk_full: is_full(&self.dir),
         };
         Ok(Loaded { state, local, notes })
     }
@@ -386,7 +414,7 @@ impl Store {
 
 /// Takes the kernel's lock. The file stays for ever: what was locked and then removed would lock nobody out.
 fn lock(dir: &Path) -> Result<File, StoreError> {
-    let path = dir.join("lock");
+    let path = dir.join(LOCK);
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);

@@ -470,6 +470,24 @@ fn current_is_a_relative_link_that_switches_and_never_to_nothing() {
 }
 
 #[test]
+fn a_directory_that_holds_something_else_is_left_as_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("etc");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.join("docker")).unwrap();
+    fs::write(dir.join("docker/config.json"), "theirs").unwrap();
+    let refused = Store::open(&dir, Arc::default()).err().unwrap().to_string();
+    assert!(refused.contains("no state directory of this agent: name another `state_dir`"), "{refused}");
+    assert_eq!(fs::read_to_string(dir.join("docker/config.json")).unwrap(), "theirs");
+    assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o755);
+
+    fs::remove_dir_all(dir.join("docker")).unwrap();
+    fs::create_dir(dir.join("lost+found")).unwrap();
+    Store::open(&dir, Arc::default()).unwrap();
+}
+
+#[test]
 fn pruning_keeps_what_is_named_what_is_current_and_what_is_not_ours() {
     let b = Box_::new();
     let store = b.open();

@@ -11,7 +11,7 @@ use crate::effects::failure::Code;
 use crate::effects::state::{Cause, LastResult};
 use crate::effects::{CallFault, CheckinRequest, Desired, Event, Sha};
 use crate::fsm::event::{Boot, Note};
-use crate::fsm::faults;
+use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::{Core, Flow};
 use crate::fsm::machine::Transition;
 use crate::fsm::{StageName, retry};
@@ -56,7 +56,13 @@ pub fn boot(boot: Boot) -> Transition {
             }
             .to_owned()
         }),
-        last_error: core.state.trouble.as_ref().or(core.state.last_error.as_ref()).map(|e| e.code.before(&e.detail)),
+        // What could not be written down is told all the same: a full disk hides itself.
+        last_error: if core.local.disk_full {
+            let full = Failure::new(Code::DiskFull, StageName::Checkin, "no space is left where the state is kept");
+            Some(full.code.before(&full.detail))
+        } else {
+            core.state.trouble.as_ref().or(core.state.last_error.as_ref()).map(|e| e.code.before(&e.detail))
+        },
         token_source: core.local.token,
         docker_version: core.state.docker.as_ref().map(|docker| docker.engine.clone()),
         compose_version: core.state.docker.as_ref().map(|docker| docker.compose.clone()),

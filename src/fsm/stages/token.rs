@@ -52,7 +52,7 @@ enum Awaits {
     Lease,
     GrantSaved(Lease),
     Login(GrantName),
-    GrantDropped(GrantName),
+    GrantDropped { grant: GrantName, words: String },
     Proof(GrantName),
     TokenSaved { grant: GrantName, facts: TokenFacts },
     CleanUp,
@@ -151,10 +151,10 @@ impl Flow<Token> {
                 let logged_in = answer!(self, event, Login);
                 self.logged_in(grant, logged_in)
             }
-            Awaits::GrantDropped(grant) => {
-                let grant = *grant;
+            Awaits::GrantDropped { grant, words } => {
+                let (grant, words) = (*grant, words.clone());
                 let dropped = answer!(self, event, DropGrant);
-                self.dropped(grant, dropped)
+                self.dropped(grant, &words, dropped)
             }
             Awaits::Proof(grant) => {
                 let grant = *grant;
@@ -270,8 +270,12 @@ impl Flow<Token> {
         let now = core.now;
         if let Some(free_at) = retry::lease_free_at(&core.state.leases, core.state.lease_not_before, now) {
             let wait_s = free_at.since_ms(now).div_euclid(1000).saturating_add(1);
-            let used = core.state.leases.len();
-            let what = format!("{used} leases asked for in the last hour; not asking again for {wait_s} s");
+            let told = core.state.lease_not_before.is_some_and(|limit| limit == free_at);
+            let what = if told {
+                format!("tenancy asked to wait; not asking for a lease for {wait_s} s")
+            } else {
+                format!("the hour's {} leases are used up; not asking for {wait_s} s", retry::LEASES_AN_HOUR)
+            };
             return self.without_lease(Failure::new(Code::LeaseRateLimited, PHASE, what));
         }
         // Written down before it is asked for: an answer that gets lost has still been counted by tenancy.
@@ -338,7 +342,8 @@ impl Flow<Token> {
             Ok(_) => self.awaiting(Awaits::Proof(grant)).then(LookupToken { token: TokenName::Candidate }),
             Err(BaoFault::Rejected { detail }) => {
                 self.note(Note::warn(format!("OpenBao rejected the {}: {detail}", called(grant))));
-                self.awaiting(Awaits::GrantDropped(grant)).then(DropGrant { grant })
+                let words = detail.to_string();
+                self.awaiting(Awaits::GrantDropped { grant, words }).then(DropGrant { grant })
             }
             Err(fault @ (BaoFault::Denied { .. } | BaoFault::NotFound { .. })) => {
                 let what = format!("OpenBao login with the {}: {}", called(grant), faults::bao_words(&fault));
@@ -355,7 +360,7 @@ impl Flow<Token> {
         }
     }
 
-    fn dropped(mut self, grant: GrantName, dropped: Result<(), StoreFault>) -> Transition {
+    fn dropped(mut self, grant: GrantName, words: &str, dropped: Result<(), StoreFault>) -> Transition {
         if let Err(fault) = dropped {
             self.note(Note::warn(format!("the rejected {} could not be removed: {}", called(grant), fault.detail)));
         }
@@ -365,18 +370,18 @@ impl Flow<Token> {
                 if self.core().local.token.is_some() {
                     self.awaiting(Awaits::Lookup).then(LookupToken { token: TokenName::Saved })
                 } else {
-                    self.rejected(grant)
+                    self.rejected(grant, words)
                 }
             }
             GrantName::Lease => {
                 self.core_mut().local.grant = None;
-                self.rejected(grant)
+                self.rejected(grant, words)
             }
         }
     }
 
     /// A grant was rejected for good: one more lease, unless this tick's own was the one.
-    fn rejected(self, grant: GrantName) -> Transition {
+    fn rejected(self, grant: GrantName, words: &str) -> Transition {
         let deploying = match &self.stage.purpose {
             Purpose::Deploy(_) => true,
             Purpose::Care(_) => false,
@@ -384,7 +389,7 @@ impl Flow<Token> {
         if deploying && !self.core().leased {
             return self.replace();
         }
-        let what = format!("OpenBao rejected the {}; its words are in the journal", called(grant));
+        let what = format!("OpenBao rejected the {}: {words}", called(grant));
         self.fail(Failure::new(Code::GrantRejected, PHASE, what))
     }
 
