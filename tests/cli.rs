@@ -338,7 +338,11 @@ fn a_state_directory_that_cannot_be_made_is_said_so() {
     let ran = home.run(&["tick"]);
     assert_eq!((ran.status, ran.out.as_str()), (1, "failed STAGE_FAILED\n"));
     let json: Value = serde_json::from_str(&home.run(&["tick", "--format", "json"]).out).unwrap();
-    assert_eq!((&json["code"], &json["exit"]), (&"STAGE_FAILED".into(), &"failed".into()), "each end is told as JSON too");
+    assert_eq!(
+        (&json["code"], &json["exit"]),
+        (&"STAGE_FAILED".into(), &"failed".into()),
+        "each end is told as JSON too"
+    );
     assert!(ran.err.contains("STAGE_FAILED") && ran.err.contains(home.state_dir().to_str().unwrap()), "{}", ran.err);
 }
 
