@@ -29,9 +29,10 @@ impl Disk {
             token: self.token,
             grant: self.grant.clone(),
             bootstrap: self.bootstrap,
-            releases: self.releases.keys().cloned().collect(),
+            releases: self.releases.iter().filter(|(_, complete)| **complete).map(|(sha, _)| sha.clone()).collect(),
             current: self.current.clone(),
             outbox: self.outbox.iter().map(|report| report.report_id.clone()).collect(),
+            disk_full: false,
         }
     }
 
