@@ -14,7 +14,9 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::automaton::Automaton as _;
+use aho_corasick::nfa::contiguous::NFA;
+use aho_corasick::{Input, MatchKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use zeroize::Zeroizing;
@@ -151,7 +153,7 @@ impl Scrub for Vault {
 /// Finds every form at once, in one pass.
 struct Search {
     /// None: it could not be built, and no text may pass.
-    automaton: Option<AhoCorasick>,
+    automaton: Option<NFA>,
     /// By pattern: what stands for it, and whether it must stand as a word.
     patterns: Vec<(String, bool)>,
 }
@@ -164,14 +166,13 @@ impl Search {
             first.entry(form.as_str()).or_insert(marker);
         }
         // Of its kinds the one that stays small with long values: a private key is one, a whole file may be.
-        let kind = Some(AhoCorasickKind::ContiguousNFA);
-        let builder = AhoCorasick::builder().match_kind(MatchKind::Standard).kind(kind).build(first.keys());
-        let automaton = builder.ok();
+        let automaton = NFA::builder().match_kind(MatchKind::Standard).build(first.keys()).ok();
+        let spells_none = |automaton: &NFA, marker: &str| matches!(automaton.try_find(&Input::new(marker)), Ok(None));
         let mut patterns: Vec<(String, bool)> =
             first.iter().map(|(form, marker)| ((*marker).to_owned(), form.chars().count() < ANYWHERE)).collect();
         // A marker that itself spells a secret would give it away.
         for (marker, _) in &mut patterns {
-            if automaton.as_ref().is_none_or(|automaton| automaton.is_match(marker.as_str())) {
+            if !automaton.as_ref().is_some_and(|automaton| spells_none(automaton, marker)) {
                 NAMELESS.clone_into(marker);
             }
         }
@@ -179,10 +180,11 @@ impl Search {
     }
 
     fn scrub(&self, text: &str) -> String {
-        let Some(automaton) = &self.automaton else { return NAMELESS.to_owned() };
+        let search = self.automaton.as_ref().and_then(|it| it.try_find_overlapping_iter(Input::new(text)).ok());
+        let Some(matches) = search else { return NAMELESS.to_owned() };
         // Matches come in the order of their ends. A new one swallows those before it that it overlaps.
         let mut cuts: Vec<Cut<'_>> = Vec::new();
-        for found in automaton.find_overlapping_iter(text) {
+        for found in matches {
             let Some((marker, as_word)) = self.patterns.get(found.pattern().as_usize()) else { continue };
             if *as_word && !stands_alone(text, found.start(), found.end()) {
                 continue;

@@ -445,7 +445,9 @@ fn json<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
     if bytes.is_empty() {
         return Err("empty".to_owned());
     }
-    serde_json::from_slice(bytes).map_err(|e| {
+    // From text, as recordings are: what reads a state from text is in the binary already.
+    let text = std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?;
+    serde_json::from_str(text).map_err(|e| {
         let what = if e.is_data() { "not what it should hold" } else { "not whole JSON" };
         format!("{what} (line {}, column {})", e.line(), e.column())
     })
