@@ -182,7 +182,7 @@ impl Store {
             })?,
             bootstrap: self
                 .load_secret(BOOTSTRAP, Slot::BootstrapGrant, now, &mut notes, |bytes| {
-                    Ok((value(std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?)?, ()))
+                    Ok((value(std::str::from_utf8(bytes).map_err(|_| "not whole JSON (it is not UTF-8)".to_owned())?)?, ()))
                 })?
                 .is_some(),
             releases: self.complete()?,
@@ -446,7 +446,7 @@ fn json<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
         return Err("empty".to_owned());
     }
     // From text, as recordings are: what reads a state from text is in the binary already.
-    let text = std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?;
+    let text = std::str::from_utf8(bytes).map_err(|_| "not whole JSON (it is not UTF-8)".to_owned())?;
     serde_json::from_str(text).map_err(|e| {
         let what = if e.is_data() { "not what it should hold" } else { "not whole JSON" };
         format!("{what} (line {}, column {})", e.line(), e.column())
