@@ -78,6 +78,94 @@ pub enum Line {
     },
 }
 
+impl Line {
+    /// Reads a line. What serde derives for a tag among the fields reads everything into a tree first: twice the time, and
+    /// twice the code, since each type is then read from trees and from text. Here the tag is looked at first.
+    ///
+    /// # Errors
+    /// If it is no line of a recording.
+    pub fn read(text: &str) -> serde_json::Result<Line> {
+        let tag = match text.strip_prefix(r#"{"line":""#).and_then(|rest| rest.split_once('"')) {
+            // As it is written here.
+            Some(("effect", _)) => Tag::Effect,
+            Some(("event", _)) => Tag::Event,
+            Some(_) | None => serde_json::from_str::<Tagged>(text)?.line,
+        };
+        Ok(match tag {
+            Tag::Header => {
+                let OfHeader { format, agent, boot } = serde_json::from_str(text)?;
+                Line::Header { format, agent, boot }
+            }
+            Tag::Effect => {
+                let OfEffect { n, ms, stage, effect } = serde_json::from_str(text)?;
+                Line::Effect { n, ms, stage, effect }
+            }
+            Tag::Event => {
+                let OfEvent { n, ms, input } = serde_json::from_str(text)?;
+                Line::Event { n, ms, input }
+            }
+            Tag::Outcome => {
+                let OfOutcome { n, ms, done } = serde_json::from_str(text)?;
+                Line::Outcome { n, ms, done }
+            }
+            Tag::Cut => {
+                let OfCut { n, why } = serde_json::from_str(text)?;
+                Line::Cut { n, why }
+            }
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Tagged {
+    line: Tag,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Tag {
+    Header,
+    Effect,
+    Event,
+    Outcome,
+    Cut,
+}
+
+#[derive(Deserialize)]
+struct OfHeader {
+    format: u32,
+    agent: String,
+    boot: Box<Boot>,
+}
+
+#[derive(Deserialize)]
+struct OfEffect {
+    n: u32,
+    ms: i64,
+    stage: StageName,
+    effect: Effect,
+}
+
+#[derive(Deserialize)]
+struct OfEvent {
+    n: u32,
+    ms: i64,
+    input: Input,
+}
+
+#[derive(Deserialize)]
+struct OfOutcome {
+    n: u32,
+    ms: i64,
+    done: Done,
+}
+
+#[derive(Deserialize)]
+struct OfCut {
+    n: u32,
+    why: String,
+}
+
 /// Records a tick.
 #[derive(Debug)]
 pub struct Recorder {
@@ -196,5 +284,27 @@ impl Watch for Recorder {
     fn hears(&mut self, input: &Input) {
         let (n, ms) = (self.n + 1, input.now.since_ms(self.began));
         self.push(&Line::Event { n, ms, input: input.clone() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_as_serde_would_wherever_its_tag_stands() {
+        let lines = [
+            r#"{"line":"effect","n":1,"ms":2,"stage":"pull","effect":{"id":7,"op":{"op":"probe_docker","with":{}}}}"#,
+            r#"{"n":1,"ms":2,"stage":"pull","effect":{"id":7,"op":{"op":"inspect","with":{}}},"line":"effect"}"#,
+            r#"{"line":"event","n":1,"ms":2,"input":{"now":5,"answers":7,"event":{"event":"waited","data":null}}}"#,
+            r#"{"line": "cut", "n": 3, "why": "\"event\""}"#,
+        ];
+        for text in lines {
+            let read = Line::read(text).map_err(|error| error.to_string());
+            assert_eq!(read, Ok(serde_json::from_str(text).unwrap()), "{text}");
+        }
+        for text in [r#"{"line":"event","n":1}"#, r#"{"line":"else"}"#, r#"{"n":1}"#, r#"{"line":"event"#, ""] {
+            assert!(Line::read(text).is_err(), "{text}");
+        }
     }
 }

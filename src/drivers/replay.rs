@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Read as _};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::record::{FORMAT, Line};
@@ -69,7 +69,7 @@ impl Recording {
             }
         }
         let Line::Header { format: _, agent, boot } =
-            serde_json::from_str(&first).map_err(|error| malformed(1, error.to_string()))?
+            Line::read(&first).map_err(|error| malformed(1, error.to_string()))?
         else {
             return Err(malformed(1, "it is no header".to_owned()));
         };
@@ -81,7 +81,7 @@ impl Recording {
             if text.trim().is_empty() {
                 continue;
             }
-            match read_line(&text).map_err(|error| malformed(at, error.to_string()))? {
+            match Line::read(&text).map_err(|error| malformed(at, error.to_string()))? {
                 Line::Header { .. } => return Err(malformed(at, "a second header".to_owned())),
                 line => recording.lines.push((at, line)),
             }
@@ -117,33 +117,6 @@ fn line(from: &mut impl BufRead, at: usize) -> Result<Option<String>, ReplayErro
         return Err(malformed("it is longer than any line of a recording"));
     }
     String::from_utf8(bytes).map(Some).map_err(|_| malformed("it is not UTF-8"))
-}
-
-/// Reads one line. By its tag alone serde would hold each line a second time before it knows what it is; effects and
-/// events, nearly all that a long recording has, begin with the tag, so they are read at once.
-fn read_line(text: &str) -> serde_json::Result<Line> {
-    #[derive(Deserialize)]
-    struct OfEffect {
-        n: u32,
-        ms: i64,
-        stage: StageName,
-        effect: Effect,
-    }
-    #[derive(Deserialize)]
-    struct OfEvent {
-        n: u32,
-        ms: i64,
-        input: Input,
-    }
-    if text.starts_with(r#"{"line":"effect","#) {
-        let OfEffect { n, ms, stage, effect } = serde_json::from_str(text)?;
-        Ok(Line::Effect { n, ms, stage, effect })
-    } else if text.starts_with(r#"{"line":"event","#) {
-        let OfEvent { n, ms, input } = serde_json::from_str(text)?;
-        Ok(Line::Event { n, ms, input })
-    } else {
-        serde_json::from_str(text)
-    }
 }
 
 /// What a replay found.
