@@ -218,9 +218,14 @@ fn workshop(dir: &Path) -> (PathBuf, PathBuf) {
     (folder.join("add.sh"), fixtures().join("2026-09-rc-1/incident.jsonl"))
 }
 
+/// Runs the script. Not as a program: it was just written, and a child that another test is starting may still hold it open.
 fn add(script: &Path, args: &[&str]) -> (Option<i32>, String) {
-    let run =
-        Command::new(script).args(args).env("MONKY_DEPLOYD", env!("CARGO_BIN_EXE_monky-deployd")).output().unwrap();
+    let run = Command::new("bash")
+        .arg(script)
+        .args(args)
+        .env("MONKY_DEPLOYD", env!("CARGO_BIN_EXE_monky-deployd"))
+        .output()
+        .unwrap();
     (run.status.code(), String::from_utf8([run.stdout, run.stderr].concat()).unwrap())
 }
 

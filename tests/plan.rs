@@ -123,6 +123,8 @@ fn a_plan_is_what_a_tick_does_and_changes_nothing() {
         let new = "  new:\n    image: ".to_owned() + &rig.image("tool:1") + "\n    command: [\"sleep\", \"1000\"]\n";
         rig.desire(&rig.bundle(2, &compose(rig, "web:1", &new), &entries, &[("conf/a", "2")]));
         let second = plan(rig, 0);
+        let text = rig.run(&["tick", "--dry-run"]).stdout;
+        assert!(text.contains(": new sha; applied is ") && text.contains("report into the outbox: Applied"), "{text}");
         assert!(!ops(&second).contains(&"ask_lease".to_owned()), "the token is reused");
         let fate = |name: &str| second["services"][name]["fate"].as_str().unwrap().to_owned();
         assert_eq!([fate("web"), fate("db"), fate("new"), fate("old")], ["recreated", "kept", "created", "removed"]);

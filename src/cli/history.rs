@@ -6,13 +6,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::words::moment;
+use super::words::{moment, why};
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::record::Line;
 use crate::drivers::replay::Recording;
 use crate::effects::Event;
-use crate::effects::state::Cause;
 use crate::fsm::StageName;
 
 /// One tick that did something. Its shape is in the README.
@@ -72,17 +71,6 @@ pub fn run(config: &Config, as_json: bool) -> u8 {
         }
     }
     exit::OK
-}
-
-/// Why a tick acted, in words.
-pub fn why(cause: Cause) -> String {
-    match cause {
-        Cause::NewSha => "new sha".to_owned(),
-        Cause::Retry(n) => format!("retry {n}"),
-        Cause::Drift => "drift".to_owned(),
-        Cause::Forced => "forced".to_owned(),
-        Cause::Interrupted => "finishing an interrupted apply".to_owned(),
-    }
 }
 
 fn entry(recording: &Recording, file: PathBuf) -> Entry {

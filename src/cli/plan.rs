@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::words::moment;
+use super::words::{moment, why};
 use crate::drivers::run_loop::Watch;
 use crate::effects::containers::Container;
 use crate::effects::manifest::Manifest;
@@ -209,6 +209,11 @@ impl Plan {
             if colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
         };
         let mut lines = vec!["What a tick would do now. Nothing was changed.".to_owned(), String::new()];
+        if let Some(Done { sha: Some(sha), cause: Some(cause), .. }) = &self.outcome {
+            let applied =
+                self.known.state.applied().map_or("nothing".to_owned(), |applied| applied.sha.short().to_owned());
+            lines.push(format!("{} {}: {}; applied is {applied}", paint("1", "bundle"), sha.short(), why(*cause)));
+        }
         // What the machine says of things that went well did not happen here.
         for note in self.notes.iter().filter(|note| note.level != Level::Info) {
             lines.push(paint("2", &format!("# {}", note.text)));

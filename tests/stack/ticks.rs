@@ -98,7 +98,7 @@ fn of_two_ticks_at_once_the_second_goes_away() {
         let ran = rig.tick_ends(75);
         assert!(ran.stderr.contains("another tick holds the lock"), "{}", ran.stderr);
         assert!(ran.stderr.contains(&agent.0.id().to_string()), "and which: {}", ran.stderr);
-        assert_eq!((ran.stdout.as_str(), rig.tenancy.requests().len()), ("", calls));
+        assert_eq!((ran.stdout.as_str(), rig.tenancy.requests().len()), ("locked\n", calls));
         assert!(rig.status()["unfinished"].is_string(), "one may look all the same");
         let ran = rig.run(&["bootstrap", "--grant-file", "/dev/null"]);
         assert_eq!(ran.status, 1, "{ran:?}");
