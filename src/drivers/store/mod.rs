@@ -182,7 +182,7 @@ impl Store {
             })?,
             bootstrap: self
                 .load_secret(BOOTSTRAP, Slot::BootstrapGrant, now, &mut notes, |bytes| {
-                    Ok((value(std::str::from_utf8(bytes).map_err(|_| "not whole JSON (it is not UTF-8)".to_owned())?)?, ()))
+                    Ok((value(std::str::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?)?, ()))
                 })?
                 .is_some(),
             releases: self.complete()?,
