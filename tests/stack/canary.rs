@@ -6,7 +6,7 @@ use monky_deployd::sandbox::http::Fault;
 use monky_deployd::sandbox::tenancy::Call;
 use serde_json::json;
 
-use crate::common::rig::seen::forms_of;
+use crate::common::forms::forms_of;
 use crate::common::rig::{Ran, Rig, on_each, on_one};
 
 /// What the agent said, and everything that it left behind.

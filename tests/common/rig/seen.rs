@@ -5,8 +5,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::Rig;
@@ -177,27 +175,4 @@ impl Rig {
         let requests = self.tenancy.requests();
         requests.iter().filter(|request| request.method == method && request.path.ends_with(path_ends)).count()
     }
-}
-
-/// Every form in which a secret could be found in a text.
-pub fn forms_of(secret: &str) -> Vec<String> {
-    let escaped = |text: &str| {
-        let quoted = serde_json::to_string(text).unwrap();
-        quoted[1..quoted.len() - 1].to_owned()
-    };
-    let percent: String = secret
-        .bytes()
-        .map(|byte| if byte.is_ascii_alphanumeric() { (byte as char).to_string() } else { format!("%{byte:02X}") })
-        .collect();
-    let base64 = STANDARD.encode(secret);
-    // The end of the base64 text depends on what follows.
-    let base64 = base64.trim_end_matches('=');
-    vec![
-        secret.to_owned(),
-        base64[..base64.len() - 1].to_owned(),
-        escaped(secret),
-        escaped(&escaped(secret)),
-        percent,
-        format!("{secret:?}"),
-    ]
 }
