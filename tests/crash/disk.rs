@@ -111,6 +111,8 @@ pub enum Lie {
     NoFileSync,
     /// Directories are never synced.
     NoDirSync,
+    /// The directory that the state directory is in is never synced.
+    NoParentSync,
     /// Files are synced after they got their name.
     RenameFirst,
     /// Files are written in place.
@@ -336,7 +338,7 @@ impl<W: Clone + Send> Power<W> {
         Power { inside: Mutex::new(inside), world, lie, full_from: usize::MAX }
     }
 
-    /// One with no room from that change on.
+    /// The same with no room from that change on.
     pub fn full_from(self, change: usize) -> Power<W> {
         Power { full_from: change, ..self }
     }
@@ -380,6 +382,7 @@ impl<W: Clone + Send> Power<W> {
     fn lies(&self, inside: &mut Inside<W>, change: &Change<'_>) -> bool {
         match (self.lie, *change) {
             (Some(Lie::NoFileSync), Change::SyncFile(_)) | (Some(Lie::NoDirSync), Change::SyncDir(_)) => true,
+            (Some(Lie::NoParentSync), Change::SyncDir(path)) => path == inside.model.root,
             (Some(Lie::RenameFirst), Change::SyncFile(path)) => {
                 inside.postponed.push(path.to_owned());
                 true

@@ -27,7 +27,7 @@ pub const CANARY: &str = "canary-";
 const EFFECTS: usize = 400;
 
 /// Tenancy, OpenBao, Docker, and the time.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct World {
     pub now: Stamp,
     /// The operator was told that the grant is stored.
@@ -75,7 +75,7 @@ pub fn bootstrap_grant() -> String {
 }
 
 /// The bundles: their names, generations, and whether they become healthy or can be pulled.
-pub const BUNDLES: [(&str, i64); 4] = [("a", 1), ("b", 2), ("sick", 3), ("unpullable", 4)];
+pub const BUNDLES: [(&str, i64); 5] = [("a", 1), ("b", 2), ("sick", 3), ("unpullable", 4), ("c", 5)];
 
 pub fn bundle_of(sha_: &Sha) -> (&'static str, i64) {
     BUNDLES.into_iter().find(|(name, _)| sha(name) == *sha_).unwrap()
@@ -372,9 +372,12 @@ impl Driver for Driven {
     }
 }
 
-/// What was told, each outcome once: (bundle, attempt, outcome, rolled back).
-pub fn told(world: &World) -> BTreeMap<(&'static str, u32, String, bool), usize> {
-    let mut told = BTreeMap::new();
+/// (bundle, attempt, outcome, rolled back), and by how many reports it was told.
+pub type Told = BTreeMap<(&'static str, u32, String, bool), usize>;
+
+/// What was told.
+pub fn told(world: &World) -> Told {
+    let mut told = Told::new();
     for report in &world.reports {
         let key = (bundle_of(&report.sha).0, report.attempt, format!("{:?}", report.result), report.rolled_back);
         *told.entry(key).or_default() += 1;

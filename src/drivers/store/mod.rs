@@ -181,6 +181,7 @@ impl Store {
     /// looking: ignored), with a note.
     pub fn load_state(&self, now: Stamp) -> Result<Loaded, StoreError> {
         let mut notes = self.notes.clone();
+        self.close(&mut notes)?;
         let state = self.load(&self.dir, STATE, MAX_FILE, now, &mut notes, read_state)?.unwrap_or_default();
         let local = LocalFacts {
             token: self.load_secret(TOKEN, Slot::SavedToken, now, &mut notes, |bytes| {
@@ -213,7 +214,6 @@ impl Store {
         notes: &mut Vec<String>,
         parse: Parse<(Secret, T)>,
     ) -> Result<Option<T>, Fail> {
-        self.close(name, notes)?;
         Ok(self.load(&self.dir, name, MAX_SECRET, now, notes, parse)?.map(|(secret, facts)| {
             self.vault.put(slot, secret);
             facts
@@ -387,11 +387,22 @@ impl Store {
         Ok(None)
     }
 
-    /// Takes a secret file away from others.
-    fn close(&self, name: &str, notes: &mut Vec<String>) -> Result<(), Fail> {
-        let path = self.dir.join(name);
-        if self.lock.is_some() && fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
-            notes.extend(files::tighten(self.disk(), &path, 0o600)?);
+    /// Takes every file that is nobody else's business away from others. Content of releases is theirs who mount it.
+    fn close(&self, notes: &mut Vec<String>) -> Result<(), Fail> {
+        if self.lock.is_none() {
+            return Ok(());
+        }
+        let mut paths: Vec<PathBuf> =
+            [LOCK, STATE, TOKEN, GRANT, BOOTSTRAP].iter().map(|name| self.dir.join(name)).collect();
+        for folder in [OUTBOX, DOCKER, RECORDINGS] {
+            let folder = self.dir.join(folder);
+            paths.extend(files::names(&folder)?.iter().map(|name| folder.join(name)));
+        }
+        for sha in self.staged()? {
+            paths.extend([ENV, OVERRIDE].iter().map(|name| self.release_dir(&sha).join(name)));
+        }
+        for path in paths.iter().filter(|path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file())) {
+            notes.extend(files::tighten(self.disk(), path, 0o600)?);
         }
         Ok(())
     }
