@@ -271,7 +271,9 @@ impl<'a> Crashed<'a> {
         must(WHOLE, world.broken.is_empty(), || world.broken.join("; "))?;
         for (what, times) in told(&world) {
             // Without its state a box tells again what it told before.
-            must(TOLD_ONCE, times <= run.told.get(&what).copied().unwrap_or(1), || format!("{what:?} was told {times} times, each with another id"))?;
+            must(TOLD_ONCE, times <= run.told.get(&what).copied().unwrap_or(1), || {
+                format!("{what:?} was told {times} times, each with another id")
+            })?;
         }
         // What a crash hid costs one more; an agent that lost its memory of them would ask without end.
         let state = self.state();
@@ -323,7 +325,10 @@ impl<'a> Crashed<'a> {
         let lives = token.as_ref().is_some_and(|it| world.tokens.contains(it["client_token"].as_str().unwrap_or("")));
         End {
             tree,
-            good: good.iter().map(|good| format!("{} {:?} {:?}", name(&good.sha), good.generation, good.images)).collect(),
+            good: good
+                .iter()
+                .map(|good| format!("{} {:?} {:?}", name(&good.sha), good.generation, good.images))
+                .collect(),
             earlier: earlier.iter().map(name).collect(),
             attempts: attempts.iter().map(|(sha, tried)| (name(sha), tried.count, tried.quarantined)).collect(),
             open: format!("{unfinished:?} {in_doubt} {outcome:?} {trouble:?}"),
@@ -464,7 +469,8 @@ struct Count {
 fn a_crash_at_any_moment_costs_at_most_three_ticks_and_nothing_else() {
     let mut total = Count::default();
     let counts: Vec<(&str, Count)> = std::thread::scope(|scope| {
-        let all: Vec<_> = SCENARIOS.iter().map(|scenario| scope.spawn(|| (scenario.name, every_crash_of(scenario)))).collect();
+        let all: Vec<_> =
+            SCENARIOS.iter().map(|scenario| scope.spawn(|| (scenario.name, every_crash_of(scenario)))).collect();
         all.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for (name, count) in counts {
@@ -485,8 +491,18 @@ fn a_crash_at_any_moment_costs_at_most_three_ticks_and_nothing_else() {
     assert!(moments >= 1000 && images >= 2000, "fewer than there are");
     assert!(Crash::ALL.iter().all(|crash| total.images.contains_key(crash)), "{:?}", total.images);
     for change in [
-        "create", "write", "mode", "sync file", "sync directory", "make directory", "link", "rename", "rename over nothing",
-        "exchange", "remove file", "remove tree",
+        "create",
+        "write",
+        "mode",
+        "sync file",
+        "sync directory",
+        "make directory",
+        "link",
+        "rename",
+        "rename over nothing",
+        "exchange",
+        "remove file",
+        "remove tree",
     ] {
         assert!(total.moments.contains_key(change), "no crash before: {change}");
     }
@@ -603,10 +619,34 @@ fn every_bug_of_the_disk_or_the_outbox_is_found() {
 #[test]
 fn nothing_in_the_store_changes_the_disk_but_through_its_one_door() {
     let words = [
-        "fs::write", "fs::rename", "fs::remove", "fs::create", "fs::copy", "fs::hard_link", "fs::set_permissions",
-        "File::create", "DirBuilder", ".create(", ".create_new(", ".write(", ".append(", ".truncate(", "set_len(",
-        "write_all(", "writeln!", "sync_all(", "sync_data(", "set_modified(", "symlink(", "linkat(", "renameat",
-        "unlinkat", "mkdirat", "tempfile", "fchmod", "chmod(",
+        "fs::write",
+        "fs::rename",
+        "fs::remove",
+        "fs::create",
+        "fs::copy",
+        "fs::hard_link",
+        "fs::set_permissions",
+        "File::create",
+        "DirBuilder",
+        ".create(",
+        ".create_new(",
+        ".write(",
+        ".append(",
+        ".truncate(",
+        "set_len(",
+        "write_all(",
+        "writeln!",
+        "sync_all(",
+        "sync_data(",
+        "set_modified(",
+        "symlink(",
+        "linkat(",
+        "renameat",
+        "unlinkat",
+        "mkdirat",
+        "tempfile",
+        "fchmod",
+        "chmod(",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/drivers/store");
     let mut looked_at = Vec::new();
@@ -650,12 +690,16 @@ fn a_disk_that_is_full_from_any_change_on_keeps_what_it_held_and_is_used_again_w
             tried += 1;
             let done = ended.unwrap_or_else(|Broken(rule, words)| panic!("{at}: {rule}: {words}"));
             // It ends with a failure, unless all that is missing is what tidies up.
-            let told = done.code == Some(Code::DiskFull) || done.code.is_none() || scenario.name == "a deploy that fails";
+            let told =
+                done.code == Some(Code::DiskFull) || done.code.is_none() || scenario.name == "a deploy that fails";
             assert!(told || done.code == Some(Code::Unhealthy), "{at}: {done:?}");
             crashed.holds(&run, run.leases).unwrap_or_else(|Broken(rule, words)| panic!("{at}: {rule}: {words}"));
             let state = image_of(crashed.root.path());
             let state = state.get(Path::new("state/state.json"));
-            assert!(matches!(state, Some(Entry::File(0o600, bytes)) if serde_json::from_slice::<State>(bytes).is_ok()), "{at}");
+            assert!(
+                matches!(state, Some(Entry::File(0o600, bytes)) if serde_json::from_slice::<State>(bytes).is_ok()),
+                "{at}"
+            );
             // There is room again, and any backoff is over.
             let power = crashed.power(false);
             let mut words = vec![done.word];

@@ -34,7 +34,8 @@ fn new_box() -> Stand {
     stand.desire(1, "web:1.0", &[]);
     // A call that is under way when the agent is asked to end is waited for.
     let config = fs::read_to_string(stand.config_file()).unwrap();
-    let config = config.replace("\n  port:", "\n  timeout_s: 1\n  port:").replace("\n  addr:", "\n  timeout_s: 1\n  addr:");
+    let config =
+        config.replace("\n  port:", "\n  timeout_s: 5\n  port:").replace("\n  addr:", "\n  timeout_s: 5\n  addr:");
     fs::write(stand.config_file(), config).unwrap();
     stand
 }
@@ -124,55 +125,59 @@ fn an_agent_that_is_asked_to_end_in_any_stage_ends_with_75_and_the_next_tick_fin
         Held::Docker("inspect"),
         Held::Tenancy(tenancy::Call::Report),
     ];
-    for held in calls {
-        let mut stand = new_box();
-        let path = match &held {
-            Held::Tenancy(call) => {
-                stand.tenancy.fail_next(*call, Fault::Silence);
-                match call {
-                    tenancy::Call::Checkin => "/checkin",
-                    tenancy::Call::Bundle => "/bundles/",
-                    tenancy::Call::Lease => "/leases",
-                    tenancy::Call::Report => "/reports",
-                }
+    // Most of it is waiting.
+    std::thread::scope(|scope| calls.iter().for_each(|held| drop(scope.spawn(|| is_asked_to_end_at(held)))));
+}
+
+fn is_asked_to_end_at(held: &Held) {
+    let stand = new_box();
+    let path = match held {
+        Held::Tenancy(call) => {
+            stand.tenancy.fail_always(*call, Some(Fault::Silence));
+            match call {
+                tenancy::Call::Checkin => "/checkin",
+                tenancy::Call::Bundle => "/bundles/",
+                tenancy::Call::Lease => "/leases",
+                tenancy::Call::Report => "/reports",
             }
-            Held::Bao(call) => {
-                stand.bao.fail_next(*call, Fault::Silence);
-                match call {
-                    openbao::Call::Login => "/login",
-                    openbao::Call::Lookup => "/lookup-self",
-                    openbao::Call::Read => "/data/",
-                    openbao::Call::Renew | openbao::Call::Revoke => unreachable!(),
-                }
-            }
-            Held::Docker(verb) => {
-                stand.docker.edit(|world| world.go_wrong(verb, Some(1), DockerFault::Hang)).unwrap();
-                verb
-            }
-        };
-        let agent = start(&stand, &["tick"]);
-        wait_until(path, || match &held {
-            Held::Tenancy(_) => stand.tenancy.requests().iter().any(|request| request.path.contains(path)),
-            Held::Bao(_) => stand.bao.requests().iter().any(|request| request.path.contains(path)),
-            Held::Docker(_) => {
-                stand.docker.calls().unwrap().iter().any(|call| call.args.iter().any(|arg| arg == path))
-            }
-        });
-        agent.signal(rustix::process::Signal::TERM);
-        let ran = agent.ended();
-        assert_eq!((ran.status, ran.stdout.as_str()), (75, "interrupted\n"), "{path}: {ran:?}");
-        lock_is_free(&stand);
-        for path in content(&stand.config.state_dir).keys() {
-            assert!(!path.to_string_lossy().contains(".tmp-"), "{path:?} was left behind");
         }
-        // What was held up is an exception, and the hour of the lease's budget is none of this test's business.
-        stand.docker.edit(|world| world.mishaps.clear()).unwrap();
-        applied_or_told(&mut stand, path);
+        Held::Bao(call) => {
+            stand.bao.fail_always(*call, Some(Fault::Silence));
+            match call {
+                openbao::Call::Login => "/login",
+                openbao::Call::Lookup => "/lookup-self",
+                openbao::Call::Read => "/data/",
+                openbao::Call::Renew | openbao::Call::Revoke => unreachable!(),
+            }
+        }
+        Held::Docker(verb) => {
+            stand.docker.edit(|world| world.go_wrong(verb, Some(1), DockerFault::Hang)).unwrap();
+            verb
+        }
+    };
+    let agent = start(&stand, &["tick"]);
+    wait_until(path, || match held {
+        Held::Tenancy(_) => stand.tenancy.requests().iter().any(|request| request.path.contains(path)),
+        Held::Bao(_) => stand.bao.requests().iter().any(|request| request.path.contains(path)),
+        Held::Docker(_) => stand.docker.calls().unwrap().iter().any(|call| call.args.iter().any(|arg| arg == path)),
+    });
+    agent.signal(rustix::process::Signal::TERM);
+    let ran = agent.ended();
+    assert_eq!((ran.status, ran.stdout.as_str()), (75, "interrupted\n"), "{path}: {ran:?}");
+    lock_is_free(&stand);
+    for path in content(&stand.config.state_dir).keys() {
+        assert!(!path.to_string_lossy().contains(".tmp-"), "{path:?} was left behind");
     }
+    match held {
+        Held::Tenancy(call) => stand.tenancy.fail_always(*call, None),
+        Held::Bao(call) => stand.bao.fail_always(*call, None),
+        Held::Docker(_) => stand.docker.edit(|world| world.mishaps.clear()).unwrap(),
+    }
+    applied_or_told(&stand, path);
 }
 
 /// The next tick finishes what is left to do.
-fn applied_or_told(stand: &mut Stand, at: &str) {
+fn applied_or_told(stand: &Stand, at: &str) {
     let ran = tick(stand);
     let told_only = at == "/reports" && ran.stdout.starts_with("unchanged ");
     assert!(ran.status == 0 && (told_only || ran.stdout.starts_with("applied ")), "{at}: {ran:?}");
@@ -185,9 +190,11 @@ fn applied_or_told(stand: &mut Stand, at: &str) {
 #[test]
 fn of_two_ticks_at_once_one_is_told_that_the_other_is_at_work() {
     let stand = new_box();
-    stand.tenancy.fail_next(tenancy::Call::Checkin, Fault::Silence);
+    stand.tenancy.fail_always(tenancy::Call::Checkin, Some(Fault::Silence));
     let first = start(&stand, &["tick"]);
-    wait_until("the first has checked in", || !stand.tenancy.checkins().is_empty() || !stand.tenancy.requests().is_empty());
+    wait_until("the first has checked in", || {
+        !stand.tenancy.checkins().is_empty() || !stand.tenancy.requests().is_empty()
+    });
     let before = content(&stand.config.state_dir);
     let second = tick(&stand);
     assert_eq!((second.status, second.stdout.as_str()), (75, "locked\n"), "{second:?}");
@@ -195,6 +202,7 @@ fn of_two_ticks_at_once_one_is_told_that_the_other_is_at_work() {
     assert_eq!(content(&stand.config.state_dir), before);
     first.signal(rustix::process::Signal::KILL);
     drop(first);
+    stand.tenancy.fail_always(tenancy::Call::Checkin, None);
     applied(&stand);
     lock_is_free(&stand);
 }
@@ -214,7 +222,10 @@ fn a_read_only_disk_is_told_nothing_is_called_and_the_next_tick_goes_on() {
     assert!(remounted.success());
     let ran = tick(&stand);
     assert_eq!((ran.status, ran.stdout.as_str()), (1, "failed STAGE_FAILED\n"), "{ran:?}");
-    assert!(ran.stderr.contains("Read-only file system") && ran.stderr.contains("mount of the state directory"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("Read-only file system") && ran.stderr.contains("mount of the state directory"),
+        "{ran:?}"
+    );
     assert_eq!((content(&state_dir), stand.tenancy.requests().len()), (before, calls));
     drop(bind);
     applied(&stand);

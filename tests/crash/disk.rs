@@ -444,7 +444,8 @@ impl<W: Clone + Send> Disk for Power<W> {
     fn change(&self, change: &Change<'_>, carry_out: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
         let mut inside = self.inside.lock().unwrap();
         let inside = &mut *inside;
-        let needs_room = matches!(change, Change::Create(_) | Change::Write(..) | Change::MakeDir(_) | Change::Link(..));
+        let needs_room =
+            matches!(change, Change::Create(_) | Change::Write(..) | Change::MakeDir(_) | Change::Link(..));
         inside.changes += 1;
         if needs_room && inside.changes > self.full_from {
             return Err(io::Error::from(io::ErrorKind::StorageFull));

@@ -17,7 +17,9 @@ use monky_deployd::effects::model::Model;
 use monky_deployd::effects::report::Report;
 use monky_deployd::effects::*;
 
-use crate::common::script::{container, denied, facts, refused_run, said, services, sha, status, unreachable, versions};
+use crate::common::script::{
+    container, denied, facts, refused_run, said, services, sha, status, unreachable, versions,
+};
 use crate::disk::Power;
 
 /// What nobody but the servers, the containers and the files that are made for it may hold.

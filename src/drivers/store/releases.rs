@@ -207,7 +207,9 @@ fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> R
 /// Gives a complete folder its name. If the name is taken the two are exchanged.
 fn put_in_place(disk: &dyn Disk, built: &Path, target: &Path) -> Result<(), Fail> {
     match fs::symlink_metadata(target) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return disk::rename(disk, built, target).doing("name", target),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return disk::rename(disk, built, target).doing("name", target);
+        }
         found => found.doing("look at", target)?,
     };
     match disk::exchange(disk, built, target) {
