@@ -57,12 +57,18 @@ fn is_the_shipped_one(rig: &Rig) {
 }
 
 /// Kills the tick that deploys `sha` at a moment, and lets the next ones settle it.
-fn killed_at(site: &Site, sha: &str, moment: &Moment, victim: Victim, after: Duration, settled: &Settled<'_>) -> (Killed, usize) {
+fn killed_at(
+    site: &Site,
+    sha: &str,
+    moment: &Moment,
+    victim: Victim,
+    after: Duration,
+    settled: &Settled<'_>,
+) -> (Killed, usize) {
     let (name, has_come, _) = moment;
     let what = format!("{name}, {after:?} later, {victim:?}");
     let watched = Watched::new(site, sha);
-    let agent = site.rig.start(&["tick"]);
-    watched.wait(name, has_come);
+    let agent = watched.until(name, has_come);
     thread::sleep(after);
     let killed = kill(agent, victim);
     let ticks = site.settles(&what, settled);
@@ -164,8 +170,7 @@ fn a_rollback_that_is_killed_anywhere_is_finished_and_told_once() {
             let job = format!("  job: {{image: '{}', command: ['false']}}\n", site.rig.image("tool:1"));
             bad.insert("compose.yaml".to_owned(), (compose + &job).into_bytes());
             let sha = site.rig.desire(&bad);
-            let settled =
-                Settled { runs: (&good, generation), says: format!("quarantined {}", &sha[..12]), exit: 1 };
+            let settled = Settled { runs: (&good, generation), says: format!("quarantined {}", &sha[..12]), exit: 1 };
             let (killed, ticks) = killed_at(&site, &sha, moment, victim, delay(n, most), &settled);
             tally.add(&killed, victim, ticks);
             let told = site.told(moment.0, &sha);
@@ -215,12 +220,12 @@ fn a_report_that_is_sent_again_is_recorded_once_wherever_it_is_killed() {
 fn an_apply_that_was_interrupted_after_promotion_is_finished_though_tenancy_is_gone() {
     let Some(site) = Site::new() else { return };
     site.rig.deploy(&site.bundle());
-    let after: Vec<&Moment> = DEPLOY.iter().skip_while(|moment| moment.0 != "the release is promoted").take(3).collect();
+    let after: Vec<&Moment> =
+        DEPLOY.iter().skip_while(|moment| moment.0 != "the release is promoted").take(3).collect();
     for (moment, victim) in after.into_iter().zip([Victim::Alone, Victim::WithChildren, Victim::Alone]) {
         let sha = site.rig.desire(&site.bundle());
         let watched = Watched::new(&site, &sha);
-        let agent = site.rig.start(&["tick"]);
-        watched.wait(moment.0, moment.1);
+        let agent = watched.until(moment.0, moment.1);
         let killed = kill(agent, victim);
         assert!(killed.alive, "{}", moment.0);
         site.rig.tenancy.set_reachable(false);
@@ -245,8 +250,7 @@ fn an_orphaned_compose_does_not_spoil_the_next_deploy() {
     for word in ["pull", "up"] {
         let stale = site.rig.desire(&site.bundle());
         let watched = Watched::new(&site, &stale);
-        let agent = site.rig.start(&["tick"]);
-        watched.wait(word, |w| w.children(word) > 0);
+        let agent = watched.until(word, |w| w.children(word) > 0);
         let killed = kill(agent, Victim::Alone);
         assert!(killed.alive && !killed.orphans.is_empty(), "{word}: its child goes on");
         let sha = site.rig.desire(&site.bundle());

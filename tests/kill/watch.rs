@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use serde_json::{Value, json};
 
 use crate::common::rig::Running;
@@ -22,7 +22,6 @@ pub struct Watched<'a> {
     since_lines: usize,
     since_logins: usize,
     since_reads: usize,
-    since_recordings: usize,
     credential: Option<u64>,
 }
 
@@ -36,14 +35,19 @@ impl Watched<'_> {
             since_lines: site.trace().len(),
             since_logins: site.bao.asked("/login"),
             since_reads: site.bao.asked("/data/"),
-            since_recordings: recordings(site),
             credential: inode(site, "docker/config.json"),
         }
     }
 
     /// Tenancy was called.
     pub fn called(&self, path_part: &str) -> bool {
-        self.site.rig.tenancy.requests().iter().skip(self.since_requests).any(|request| request.path.contains(path_part))
+        self.site
+            .rig
+            .tenancy
+            .requests()
+            .iter()
+            .skip(self.since_requests)
+            .any(|request| request.path.contains(path_part))
     }
 
     /// How many children with this word among their arguments were started.
@@ -102,29 +106,26 @@ impl Watched<'_> {
         self.called("/reports") && self.site.outbox().is_empty()
     }
 
-    /// A recording of it is kept.
-    pub fn recorded(&self) -> bool {
-        recordings(self.site) > self.since_recordings
-    }
-
-    /// Waits for a moment of the running tick.
-    pub fn wait(&self, moment: &str, has_come: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+    /// Runs a tick until a moment of it has come.
+    pub fn until(&self, moment: &str, has_come: impl Fn(&Self) -> bool) -> Running {
+        let mut agent = self.site.rig.start(&["tick"]);
+        let deadline = Instant::now() + Duration::from_secs(300);
         while !has_come(self) {
-            assert!(Instant::now() < deadline, "waited in vain until {moment}");
+            let ended = agent.0.try_wait().unwrap().is_some();
+            // What it did last is looked at once more.
+            if ended && !has_come(self) || Instant::now() > deadline {
+                agent.signal(Signal::KILL);
+                panic!("waited in vain until {moment}: {:?}\n{:#?}", agent.ended(), self.site.trace());
+            }
             std::thread::yield_now();
         }
+        agent
     }
 }
 
 fn inode(site: &Site, file: &str) -> Option<u64> {
     use std::os::unix::fs::MetadataExt as _;
     Some(fs::metadata(site.rig.state_dir().join(file)).ok()?.ino())
-}
-
-fn recordings(site: &Site) -> usize {
-    let Ok(names) = fs::read_dir(site.rig.state_dir().join("recordings")) else { return 0 };
-    names.filter(|name| name.as_ref().is_ok_and(|name| !name.file_name().to_string_lossy().starts_with('.'))).count()
 }
 
 /// Who is killed.
@@ -157,8 +158,12 @@ pub fn kill(mut agent: Running, victim: Victim) -> Killed {
     let below = below(pid);
     agent.signal(Signal::KILL);
     if victim == Victim::WithChildren {
-        for group in below.iter().map(|process| process.group) {
-            let _ = kill_process_group(group, Signal::KILL);
+        for process in &below {
+            // One that was only just started is still in our own group.
+            if process.group != getpgrp() {
+                let _ = kill_process_group(process.group, Signal::KILL);
+            }
+            process.signal(Signal::KILL);
         }
     }
     let status = agent.0.wait().unwrap();

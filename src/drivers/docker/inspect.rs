@@ -15,7 +15,7 @@ use super::fault::words_of;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Some 10 KB a container, and room for large environments.
-const INSPECT_CAP: usize = 64 << 20;
+const INSPECT_CAP: usize = 32 << 20;
 
 /// So much is read of one container's log, and an eighth of it handed on.
 const LOG_CAP: usize = 128 << 10;
