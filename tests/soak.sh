@@ -32,7 +32,7 @@ export DOCKER_HOST=unix://$STACK_DIR/run/docker.sock
 trap './tests/stack/down.sh' EXIT
 ./tests/stack/up.sh
 
-export STACK_ENV=$STACK_DIR/env SOAK=1 INSTA_UPDATE=no
+export STACK_ENV=$STACK_DIR/env INSTA_UPDATE=no
 export MONKY_DEPLOYD_BIN=$PWD/target/release/monky-deployd
 
 : >"$log"
@@ -48,10 +48,12 @@ run() { # PATTERN COMMAND…
 }
 
 began=$SECONDS
-run '^kill:' cargo test --locked --test kill -- --include-ignored --nocapture --test-threads 3
-run '^docker:' cargo test --locked --test docker_cli -- --include-ignored --nocapture
+run 'kill:|^test result' cargo test --locked --test kill -- --ignored --nocapture --test-threads 4 agent::
+# By themselves: nobody else may need the engine.
+run 'kill:|^test result' cargo test --locked --test kill -- --ignored --nocapture --test-threads 1 engine::
 # The binary of the other suites has the stand-ins in it.
 unset MONKY_DEPLOYD_BIN
+run '^docker:|^test result' cargo test --locked --test docker_worst -- --nocapture
 run 'states|^test result' cargo test --locked --test model -- --include-ignored --nocapture
 run '^test result' env PROPTEST_CASES="${PROPTEST_CASES:-20000}" cargo test --locked --test properties
 
