@@ -117,7 +117,8 @@ impl Watched<'_> {
                 agent.signal(Signal::KILL);
                 panic!("waited in vain until {moment}: {:?}\n{:#?}", agent.ended(), self.site.trace());
             }
-            std::thread::yield_now();
+            // What happened stays seen, and a machine that is busy with looking is a slow one.
+            std::thread::sleep(Duration::from_millis(2));
         }
         agent
     }
