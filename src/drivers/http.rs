@@ -202,6 +202,15 @@ impl Miss {
     }
 }
 
+impl fmt::Display for Miss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Miss::Refused => f.write_str("connection refused"),
+            Miss::Broken(what) | Miss::Late(what) | Miss::Untrusted(what) | Miss::Nonsense(what) => f.write_str(what),
+        }
+    }
+}
+
 /// The beginning of an answer.
 enum Opened {
     /// A success whose body is still to be read.
@@ -269,7 +278,6 @@ impl Http {
     /// [`CallFault::Unreachable`] without a complete answer; [`CallFault::Nonsense`] if it is no HTTP or more than
     /// the cap. Every status is an [`Answer`].
     pub fn call(&self, scrub: &dyn Scrub, ask: &Ask<'_>) -> Result<Answer, CallFault> {
-        let busy = |answer: &Answer| busy(answer);
         self.tries(scrub, ask, busy, |left| match self.open(ask, left)? {
             Opened::Success(response) => self.read(response, ask.keep),
             Opened::Other(answer) => Ok(answer),
@@ -290,7 +298,10 @@ impl Http {
         cap: u64,
         read: impl FnOnce(&mut dyn Read) -> T,
     ) -> Result<(T, HeaderMap), CallFault> {
-        let busy = |opened: &Opened| matches!(opened, Opened::Other(answer) if busy(answer));
+        let busy = |opened: &Opened| match opened {
+            Opened::Success(_) => None,
+            Opened::Other(answer) => busy(answer),
+        };
         match self.tries(scrub, ask, busy, |left| self.open(ask, left))? {
             Opened::Other(answer) => Err(self.status_fault(scrub, &answer)),
             Opened::Success(response) => {
@@ -336,12 +347,13 @@ impl Http {
         CallFault::Status { status: answer.status, detail: answer.words(scrub), retry_after_s: answer.retry_after_s }
     }
 
-    /// Up to three tries within one deadline.
+    /// Up to three tries within one deadline. Each further one is told in the journal, and only there: for the machine,
+    /// and so for recordings, a call is one question with one answer, whichever try brought it.
     fn tries<T>(
         &self,
         scrub: &dyn Scrub,
         ask: &Ask<'_>,
-        busy: impl Fn(&T) -> bool,
+        busy: impl Fn(&T) -> Option<String>,
         one: impl Fn(Duration) -> Result<T, Miss>,
     ) -> Result<T, CallFault> {
         if let Some(why) = &self.unusable {
@@ -352,14 +364,17 @@ impl Http {
         let mut pauses = PAUSES.iter();
         loop {
             let got = one(left());
-            let once_more = match &got {
-                Ok(answer) => ask.repeat == Repeat::Safe && busy(answer),
-                Err(miss) => miss.again(ask.repeat),
+            let why = match &got {
+                Ok(answer) => busy(answer).filter(|_| ask.repeat == Repeat::Safe),
+                Err(miss) => Some(miss.to_string()).filter(|_| miss.again(ask.repeat)),
             };
-            match pauses.next().filter(|_| once_more).map(|pause| self.jitter(*pause)) {
-                Some(pause) if pause < left() => thread::sleep(pause),
-                _ => return got.map_err(|miss| self.fault(scrub, miss)),
-            }
+            let pause = pauses.next().map(|pause| self.jitter(*pause)).filter(|pause| *pause < left());
+            let (Some(why), Some(pause)) = (why, pause) else {
+                return got.map_err(|miss| self.fault(scrub, miss));
+            };
+            let told = format!("{} at {}: {why}; asking again in {} ms", self.server.name, self.place, pause.as_millis());
+            tracing::info!("{}", self.told(scrub, &told));
+            thread::sleep(pause);
         }
     }
 
@@ -506,9 +521,10 @@ impl fmt::Debug for Http {
     }
 }
 
-/// 502, 503 and 504 pass, unless the server says when to come back.
-fn busy(answer: &Answer) -> bool {
-    matches!(answer.status, 502..=504) && answer.retry_after_s.is_none()
+/// 502, 503 and 504 pass, unless the server says when to come back: what to tell of them.
+fn busy(answer: &Answer) -> Option<String> {
+    let passes = matches!(answer.status, 502..=504) && answer.retry_after_s.is_none();
+    passes.then(|| format!("HTTP {}", answer.status))
 }
 
 /// `host:port` of a base URL.
