@@ -14,7 +14,15 @@ mod boxes;
 mod elsewhere;
 #[path = "wire/faults.rs"]
 mod faults;
+#[path = "wire/memory.rs"]
+mod memory;
+#[path = "wire/names.rs"]
+mod names;
 #[path = "wire/proxy.rs"]
 mod proxy;
+#[path = "wire/retries.rs"]
+mod retries;
+#[path = "wire/sigterm.rs"]
+mod sigterm;
 #[path = "wire/table.rs"]
 mod table;
