@@ -4,12 +4,16 @@
 //! most its cap in memory, and no text leaves here that was not scrubbed. A request that must not arrive
 //! twice is never sent twice.
 //!
+//! What may hold a secret and is in our hands is wiped when dropped: the bodies of answers, and those of requests where
+//! they are made. What ureq, its header values and rustls keep of them on the way is not, nor what a parser of JSON sets
+//! aside while it reads an escaped string; it ends with the process, which writes no core.
+//!
 //! ureq writes what it does to the `log` facade, where a later change could print a header. No bridge from
 //! `log` to our own log is installed, and `log` is built with `max_level_off`, which compiles those records out.
 
 use std::fmt;
 use std::fs;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +32,7 @@ use ureq::{Agent, Body, Timeout};
 use zeroize::Zeroizing;
 
 use super::transport::{Dial, NoAddress, Route, SDK_UNBUILT, Tls, Transport};
-use super::vault::Secret;
+use super::vault::{Secret, Wiped};
 use crate::effects::{CallFault, Scrub, Scrubbed};
 
 /// Bytes that an answer may have, if its call says nothing else.
@@ -105,8 +109,8 @@ pub struct Answer {
     pub status: u16,
     /// Seconds from `Retry-After`, at most an hour.
     pub retry_after_s: Option<u32>,
-    /// The body; wiped when dropped. (ureq's own buffers, which it passed through, are not.)
-    pub body: Zeroizing<Vec<u8>>,
+    /// The body.
+    pub body: Wiped,
     location: Option<String>,
     content_type: String,
     /// The body's end was marked, so that a lost end shows.
@@ -285,7 +289,7 @@ impl Http {
     }
 
     /// Sends a request, lends the body of a success to `read` as it arrives, and gives that answer's headers too.
-    /// There are no more tries once the body is lent.
+    /// A body that was cut off is lent anew with the next try.
     ///
     /// # Errors
     ///
@@ -296,24 +300,22 @@ impl Http {
         scrub: &dyn Scrub,
         ask: &Ask<'_>,
         cap: u64,
-        read: impl FnOnce(&mut dyn Read) -> T,
+        read: impl Fn(&mut dyn Read) -> T,
     ) -> Result<(T, HeaderMap), CallFault> {
-        let busy = |opened: &Opened| match opened {
-            Opened::Success(_) => None,
-            Opened::Other(answer) => busy(answer),
-        };
-        match self.tries(scrub, ask, busy, |left| self.open(ask, left))? {
-            Opened::Other(answer) => Err(self.status_fault(scrub, &answer)),
+        let busy = |got: &Result<_, Answer>| got.as_ref().err().and_then(busy);
+        let one = |left| match self.open(ask, left)? {
+            Opened::Other(answer) => Ok(Err(answer)),
             Opened::Success(response) => {
                 let (parts, body) = response.into_parts();
                 let mut metered = Metered::new(body, cap);
                 let made = read(&mut metered);
                 match self.verdict(metered) {
-                    None => Ok((made, parts.headers)),
-                    Some(miss) => Err(self.fault(scrub, miss)),
+                    None => Ok(Ok((made, parts.headers))),
+                    Some(miss) => Err(miss),
                 }
             }
-        }
+        };
+        self.tries(scrub, ask, busy, one)?.map_err(|answer| self.status_fault(scrub, &answer))
     }
 
     /// The body of a success as JSON.
@@ -419,7 +421,7 @@ impl Http {
         let mut answer = Answer {
             status: parts.status.as_u16(),
             retry_after_s: text(header::RETRY_AFTER).and_then(|value| retry_after(value, text(header::DATE))),
-            body: Zeroizing::default(),
+            body: Wiped::default(),
             // Without its query, which may hold anything.
             location: text(header::LOCATION)
                 .filter(|_| parts.status.is_redirection())
@@ -639,8 +641,8 @@ impl Read for Metered {
 }
 
 /// Reads to the end or to the first error, and leaves no copy behind when the buffer grows.
-fn read_wiped(body: &mut Metered, size: usize) -> Zeroizing<Vec<u8>> {
-    let mut whole = Zeroizing::new(Vec::with_capacity(size));
+fn read_wiped(body: &mut Metered, size: usize) -> Wiped {
+    let mut whole = Wiped::with_room(size);
     let mut chunk = Zeroizing::new([0_u8; 8192]);
     loop {
         let part = match body.read(chunk.as_mut()) {
@@ -649,12 +651,10 @@ fn read_wiped(body: &mut Metered, size: usize) -> Zeroizing<Vec<u8>> {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return whole,
         };
-        if whole.capacity() - whole.len() < part.len() {
-            let mut larger = Zeroizing::new(Vec::with_capacity((whole.len() + part.len()) * 2));
-            larger.extend_from_slice(&whole);
-            whole = larger;
+        if whole.write_all(part).is_err() {
+            // It is memory: there is nothing that could fail.
+            return whole;
         }
-        whole.extend_from_slice(part);
     }
 }
 

@@ -17,7 +17,7 @@ use super::Driver;
 use super::clock::{Cancel, Clock};
 use super::docker::cli::{Docker, Environment};
 use super::http::{Http, Server};
-use super::openbao::{OpenBao, unavailable};
+use super::openbao::{Fields, OpenBao, unavailable};
 use super::store::Store;
 use super::tenancy::Tenancy;
 use super::transport::Transport;
@@ -304,7 +304,7 @@ impl World {
     }
 
     /// Puts one value into the vault, and tells what it is.
-    fn take(&self, data: &Map<String, Value>, wanted: &Wanted) -> ValueFact {
+    fn take(&self, data: &Fields, wanted: &Wanted) -> ValueFact {
         let unfit = |why: &str| ValueFact::Unfit { why: why.to_owned() };
         let value = match data.get(&wanted.key) {
             None => return ValueFact::Absent,

@@ -12,8 +12,10 @@ pub enum Looks {
     Lost,
     /// A status that is no success.
     Status(u16),
-    /// No HTTP, or an answer that is larger than any may be.
+    /// No HTTP.
     NoAnswer,
+    /// A success that is larger than any may be.
+    Large,
     /// A success with something else in it than agreed.
     Nonsense,
     /// A success that ends in the middle of its JSON, or has none: for a bundle, one that broke off.
@@ -32,6 +34,8 @@ pub struct Row {
     pub quick: bool,
     /// Another try may help, and the server does not say when: a call that may arrive twice is sent three times.
     pub again: bool,
+    /// The server said when to come back, or that it is too early: for a lease that is remembered.
+    pub says_when: bool,
 }
 
 impl Row {
@@ -52,15 +56,16 @@ const JSON: &str = "Content-Type: application/json\r\n";
 /// Every fault. `elsewhere` is where redirects lead.
 pub fn all(elsewhere: &str) -> Vec<Row> {
     let mut rows = Vec::new();
-    let mut slow = |name: &str, looks, does| rows.push(Row { name: name.to_owned(), does, looks, quick: false, again: false });
+    let mut slow = |name: &str, looks, does| rows.push(Row { name: name.to_owned(), does, looks, quick: false, again: false, says_when: false });
     slow("silence", Looks::Lost, Does::Silence);
     slow("silence after it arrived", Looks::Lost, Does::SilenceAfter);
     slow("drips from the status line on", Looks::Lost, Does::DripAfter(Cut::StatusLine));
     slow("drips from the headers on", Looks::Lost, Does::DripAfter(Cut::Headers));
     slow("drips in the body", Looks::Lost, Does::DripAfter(Cut::Body));
     let mut row = |name: &str, looks, does| {
-        let again = matches!(looks, Looks::Lost | Looks::Status(502..=504)) && !name.contains("2099");
-        rows.push(Row { name: name.to_owned(), does, looks, quick: true, again });
+        let says_when = looks == Looks::Status(429) || name.contains("2099");
+        let again = matches!(looks, Looks::Lost | Looks::Status(502..=504)) && !says_when;
+        rows.push(Row { name: name.to_owned(), does, looks, quick: true, again, says_when });
     };
     row("refused", Looks::Lost, Does::Refuse);
     row("reset before it arrived", Looks::Lost, Does::ResetBefore);
@@ -75,7 +80,7 @@ pub fn all(elsewhere: &str) -> Vec<Row> {
     };
     row("cut between chunks", Looks::Lost, Does::Say(chunked("5\r\n{\"a\":\r\n")));
     row("a server that hangs up within what it announced", Looks::Lost, {
-        Does::Say(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{}".to_vec())
+        Does::Say(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{".to_vec())
     });
 
     row("binary garbage", Looks::NoAnswer, Does::Say(b"\0\x01\x02\xff\xfe\r\n\r\n\0".to_vec()));
@@ -96,11 +101,11 @@ pub fn all(elsewhere: &str) -> Vec<Row> {
     row("100 without end", Looks::NoAnswer, Does::Endless(Vec::new(), b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()));
 
     let endless = |head: String| Does::Endless(head.into_bytes(), vec![b' '; 64 << 10]);
-    row("too large, with its length", Looks::NoAnswer, {
+    row("too large, with its length", Looks::Large, {
         endless(format!("HTTP/1.1 200 OK\r\n{JSON}Content-Length: 999999999999\r\n\r\n"))
     });
-    row("without an end", Looks::NoAnswer, endless(format!("HTTP/1.1 200 OK\r\n{JSON}\r\n")));
-    row("chunks without end", Looks::NoAnswer, {
+    row("without an end", Looks::Large, endless(format!("HTTP/1.1 200 OK\r\n{JSON}\r\n")));
+    row("chunks without end", Looks::Large, {
         Does::Endless(chunked(""), format!("2000\r\n{}\r\n", " ".repeat(0x2000)).into_bytes())
     });
 
