@@ -374,7 +374,8 @@ impl Http {
             let (Some(why), Some(pause)) = (why, pause) else {
                 return got.map_err(|miss| self.fault(scrub, miss));
             };
-            let told = format!("{} at {}: {why}; asking again in {} ms", self.server.name, self.place, pause.as_millis());
+            let told =
+                format!("{} at {}: {why}; asking again in {} ms", self.server.name, self.place, pause.as_millis());
             tracing::info!("{}", self.told(scrub, &told));
             thread::sleep(pause);
         }

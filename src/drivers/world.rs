@@ -132,17 +132,17 @@ impl World {
                 };
                 Event::TokenLookedUp(self.with_token(&slot, |to, token| to.openbao.lookup(&*to.vault, token)))
             }
-            Op::RenewToken(_) => Event::TokenRenewed(
-                self.with_token(&Slot::SavedToken, |to, token| to.openbao.renew(&*to.vault, token)),
-            ),
+            Op::RenewToken(_) => {
+                Event::TokenRenewed(self.with_token(&Slot::SavedToken, |to, token| to.openbao.renew(&*to.vault, token)))
+            }
             Op::AskLease(_) => Event::LeaseAnswered(self.lease()),
             Op::SaveGrant(request) => Event::GrantSaved(self.store.save_grant(&request.lease)),
             Op::DropGrant(request) => Event::GrantDropped(self.store.drop_grant(request.grant)),
             Op::Login(request) => Event::LoggedIn(self.login(request)),
             Op::SaveToken(request) => Event::TokenSaved(self.save_token(request)),
-            Op::RevokeToken(_) => Event::TokenRevoked(
-                self.with_token(&Slot::Replaced, |to, token| to.openbao.revoke(&*to.vault, token)),
-            ),
+            Op::RevokeToken(_) => {
+                Event::TokenRevoked(self.with_token(&Slot::Replaced, |to, token| to.openbao.revoke(&*to.vault, token)))
+            }
             Op::ReadSecret(request) => Event::SecretRead(self.read_secret(request)),
             Op::WriteRelease(request) => Event::ReleaseWritten(self.write_release(request)),
             Op::CheckCompose(request) => {

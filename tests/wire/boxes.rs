@@ -137,7 +137,11 @@ impl Box {
     /// The containers: which, and since when they run.
     pub fn containers(&self) -> BTreeMap<String, String> {
         let world = self.stand.docker.world().unwrap();
-        world.containers.iter().map(|one| (one.id.clone(), format!("{:?}", one.inspect(0)["State"]["StartedAt"]))).collect()
+        world
+            .containers
+            .iter()
+            .map(|one| (one.id.clone(), format!("{:?}", one.inspect(0)["State"]["StartedAt"])))
+            .collect()
     }
 
     /// How many calls of Docker touched something.

@@ -14,6 +14,8 @@ pub enum Looks {
     Status(u16),
     /// No HTTP.
     NoAnswer,
+    /// A success whose body is no body of HTTP.
+    Garbled,
     /// A success that is larger than any may be.
     Large,
     /// A success with something else in it than agreed.
@@ -56,7 +58,9 @@ const JSON: &str = "Content-Type: application/json\r\n";
 /// Every fault. `elsewhere` is where redirects lead.
 pub fn all(elsewhere: &str) -> Vec<Row> {
     let mut rows = Vec::new();
-    let mut slow = |name: &str, looks, does| rows.push(Row { name: name.to_owned(), does, looks, quick: false, again: false, says_when: false });
+    let mut slow = |name: &str, looks, does| {
+        rows.push(Row { name: name.to_owned(), does, looks, quick: false, again: false, says_when: false })
+    };
     slow("silence", Looks::Lost, Does::Silence);
     slow("silence after it arrived", Looks::Lost, Does::SilenceAfter);
     slow("drips from the status line on", Looks::Lost, Does::DripAfter(Cut::StatusLine));
@@ -93,8 +97,8 @@ pub fn all(elsewhere: &str) -> Vec<Row> {
     row("one header without end", Looks::NoAnswer, {
         Does::Endless(b"HTTP/1.1 200 OK\r\nX-Filler: ".to_vec(), vec![b'x'; 4096])
     });
-    row("a chunk size that is no number", Looks::NoAnswer, Does::Say(chunked("zz\r\n{}\r\n0\r\n\r\n")));
-    row("a chunk size beyond all numbers", Looks::NoAnswer, Does::Say(chunked("FFFFFFFFFFFFFFFFFF\r\n{}\r\n")));
+    row("a chunk size that is no number", Looks::Garbled, Does::Say(chunked("zz\r\n{}\r\n0\r\n\r\n")));
+    row("a chunk size beyond all numbers", Looks::Garbled, Does::Say(chunked("FFFFFFFFFFFFFFFFFF\r\n{}\r\n")));
     row("a length that is no number", Looks::NoAnswer, {
         Does::Say(b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}".to_vec())
     });

@@ -32,7 +32,11 @@ fn a_name_that_is_never_resolved_costs_no_more_than_the_deadline_and_no_signal_w
     let own_names = |timeout_s: u64| {
         let yaml = fs::read_to_string(&one.config).unwrap();
         let at = format!("  host: {}\n", one.tenancy.at.ip());
-        let named = yaml.replace(&at, "  host: tenancy.example.org\n").replacen("timeout_s: 2\n", &format!("timeout_s: {timeout_s}\n"), 1);
+        let named = yaml.replace(&at, "  host: tenancy.example.org\n").replacen(
+            "timeout_s: 2\n",
+            &format!("timeout_s: {timeout_s}\n"),
+            1,
+        );
         assert!(named.contains("tenancy.example.org"), "{yaml}");
         let file = one.stand.dir().join(format!("names-{timeout_s}.yaml"));
         fs::write(&file, named).unwrap();

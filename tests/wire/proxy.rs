@@ -244,7 +244,9 @@ fn serve(mut stream: TcpStream, upstream: SocketAddr, state: &Mutex<State>) {
         let mut state = state.lock().unwrap();
         state.log.push((call, String::from_utf8_lossy(&body).into_owned()));
         match &mut state.plan {
-            Some(plan) if plan.call == call && plan.times > 0 && !matches!(plan.does, Does::Refuse | Does::ResetBefore) => {
+            Some(plan)
+                if plan.call == call && plan.times > 0 && !matches!(plan.does, Does::Refuse | Does::ResetBefore) =>
+            {
                 plan.times -= 1;
                 Some(plan.does.clone())
             }

@@ -42,7 +42,7 @@ fn code_of(call: Call, row: &Row) -> (i32, Option<&'static str>) {
         (Call::Lease, Looks::Status(401 | 403)) => (1, Some("LEASE_DENIED")),
         (
             Call::Checkin | Call::Bundle | Call::Lease,
-            Looks::NoAnswer | Looks::Large | Looks::Status(_) | Looks::Nonsense | Looks::Short,
+            Looks::NoAnswer | Looks::Garbled | Looks::Large | Looks::Status(_) | Looks::Nonsense | Looks::Short,
         ) => (TEMPORARY, Some("TENANCY_ERROR")),
     }
 }
@@ -51,7 +51,7 @@ fn code_of(call: Call, row: &Row) -> (i32, Option<&'static str>) {
 fn report_waits(row: &Row) -> bool {
     match row.looks {
         // Every success is a delivery, whatever is in it.
-        Looks::Fine | Looks::Nonsense | Looks::Short | Looks::Large => false,
+        Looks::Fine | Looks::Nonsense | Looks::Short | Looks::Garbled | Looks::Large => false,
         Looks::Status(status) => !matches!(status, 400 | 409 | 410 | 413 | 415 | 422),
         Looks::Lost | Looks::NoAnswer => true,
     }
@@ -90,7 +90,11 @@ fn check(one: &mut Box, call: Call, row: &Row) {
         (_, Looks::Fine, Call::Lookup) | (Does::ResetBefore, _, Call::Revoke) => assert!(came >= 1, "{came}: {ran:?}"),
         _ => assert_eq!(came, calls * tries, "{ran:?}"),
     }
-    assert_eq!(ran.stderr.matches("; asking again in ").count() > 0, row.again && (tries > 1 || row.is_refusal()), "{ran:?}");
+    assert_eq!(
+        ran.stderr.matches("; asking again in ").count() > 0,
+        row.again && (tries > 1 || row.is_refusal()),
+        "{ran:?}"
+    );
     if call == Call::Report {
         let id = |body: &String| serde_json::from_str::<serde_json::Value>(body).unwrap()["report_id"].clone();
         assert!(arrived.windows(2).all(|two| id(&two[0]) == id(&two[1])), "{arrived:?}");
