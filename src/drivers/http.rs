@@ -4,12 +4,16 @@
 //! most its cap in memory, and no text leaves here that was not scrubbed. A request that must not arrive
 //! twice is never sent twice.
 //!
+//! What may hold a secret and is in our hands is wiped when dropped: the bodies of answers, and those of requests where
+//! they are made. What ureq, its header values and rustls keep of them on the way is not, nor what a parser of JSON sets
+//! aside while it reads an escaped string; it ends with the process, which writes no core.
+//!
 //! ureq writes what it does to the `log` facade, where a later change could print a header. No bridge from
 //! `log` to our own log is installed, and `log` is built with `max_level_off`, which compiles those records out.
 
 use std::fmt;
 use std::fs;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +32,7 @@ use ureq::{Agent, Body, Timeout};
 use zeroize::Zeroizing;
 
 use super::transport::{Dial, NoAddress, Route, SDK_UNBUILT, Tls, Transport};
-use super::vault::Secret;
+use super::vault::{Secret, Wiped};
 use crate::effects::{CallFault, Scrub, Scrubbed};
 
 /// Bytes that an answer may have, if its call says nothing else.
@@ -105,8 +109,8 @@ pub struct Answer {
     pub status: u16,
     /// Seconds from `Retry-After`, at most an hour.
     pub retry_after_s: Option<u32>,
-    /// The body; wiped when dropped. (ureq's own buffers, which it passed through, are not.)
-    pub body: Zeroizing<Vec<u8>>,
+    /// The body.
+    pub body: Wiped,
     location: Option<String>,
     content_type: String,
     /// The body's end was marked, so that a lost end shows.
@@ -202,6 +206,15 @@ impl Miss {
     }
 }
 
+impl fmt::Display for Miss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Miss::Refused => f.write_str("connection refused"),
+            Miss::Broken(what) | Miss::Late(what) | Miss::Untrusted(what) | Miss::Nonsense(what) => f.write_str(what),
+        }
+    }
+}
+
 /// The beginning of an answer.
 enum Opened {
     /// A success whose body is still to be read.
@@ -269,7 +282,6 @@ impl Http {
     /// [`CallFault::Unreachable`] without a complete answer; [`CallFault::Nonsense`] if it is no HTTP or more than
     /// the cap. Every status is an [`Answer`].
     pub fn call(&self, scrub: &dyn Scrub, ask: &Ask<'_>) -> Result<Answer, CallFault> {
-        let busy = |answer: &Answer| busy(answer);
         self.tries(scrub, ask, busy, |left| match self.open(ask, left)? {
             Opened::Success(response) => self.read(response, ask.keep),
             Opened::Other(answer) => Ok(answer),
@@ -277,7 +289,7 @@ impl Http {
     }
 
     /// Sends a request, lends the body of a success to `read` as it arrives, and gives that answer's headers too.
-    /// There are no more tries once the body is lent.
+    /// A body that was cut off is lent anew with the next try.
     ///
     /// # Errors
     ///
@@ -288,21 +300,22 @@ impl Http {
         scrub: &dyn Scrub,
         ask: &Ask<'_>,
         cap: u64,
-        read: impl FnOnce(&mut dyn Read) -> T,
+        read: impl Fn(&mut dyn Read) -> T,
     ) -> Result<(T, HeaderMap), CallFault> {
-        let busy = |opened: &Opened| matches!(opened, Opened::Other(answer) if busy(answer));
-        match self.tries(scrub, ask, busy, |left| self.open(ask, left))? {
-            Opened::Other(answer) => Err(self.status_fault(scrub, &answer)),
+        let busy = |got: &Result<_, Answer>| got.as_ref().err().and_then(busy);
+        let one = |left| match self.open(ask, left)? {
+            Opened::Other(answer) => Ok(Err(answer)),
             Opened::Success(response) => {
                 let (parts, body) = response.into_parts();
                 let mut metered = Metered::new(body, cap);
                 let made = read(&mut metered);
                 match self.verdict(metered) {
-                    None => Ok((made, parts.headers)),
-                    Some(miss) => Err(self.fault(scrub, miss)),
+                    None => Ok(Ok((made, parts.headers))),
+                    Some(miss) => Err(miss),
                 }
             }
-        }
+        };
+        self.tries(scrub, ask, busy, one)?.map_err(|answer| self.status_fault(scrub, &answer))
     }
 
     /// The body of a success as JSON.
@@ -336,12 +349,13 @@ impl Http {
         CallFault::Status { status: answer.status, detail: answer.words(scrub), retry_after_s: answer.retry_after_s }
     }
 
-    /// Up to three tries within one deadline.
+    /// Up to three tries within one deadline. Each further one is told in the journal, and only there: for the machine,
+    /// and so for recordings, a call is one question with one answer, whichever try brought it.
     fn tries<T>(
         &self,
         scrub: &dyn Scrub,
         ask: &Ask<'_>,
-        busy: impl Fn(&T) -> bool,
+        busy: impl Fn(&T) -> Option<String>,
         one: impl Fn(Duration) -> Result<T, Miss>,
     ) -> Result<T, CallFault> {
         if let Some(why) = &self.unusable {
@@ -352,14 +366,18 @@ impl Http {
         let mut pauses = PAUSES.iter();
         loop {
             let got = one(left());
-            let once_more = match &got {
-                Ok(answer) => ask.repeat == Repeat::Safe && busy(answer),
-                Err(miss) => miss.again(ask.repeat),
+            let why = match &got {
+                Ok(answer) => busy(answer).filter(|_| ask.repeat == Repeat::Safe),
+                Err(miss) => Some(miss.to_string()).filter(|_| miss.again(ask.repeat)),
             };
-            match pauses.next().filter(|_| once_more).map(|pause| self.jitter(*pause)) {
-                Some(pause) if pause < left() => thread::sleep(pause),
-                _ => return got.map_err(|miss| self.fault(scrub, miss)),
-            }
+            let pause = pauses.next().map(|pause| self.jitter(*pause)).filter(|pause| *pause < left());
+            let (Some(why), Some(pause)) = (why, pause) else {
+                return got.map_err(|miss| self.fault(scrub, miss));
+            };
+            let told =
+                format!("{} at {}: {why}; asking again in {} ms", self.server.name, self.place, pause.as_millis());
+            tracing::info!("{}", self.told(scrub, &told));
+            thread::sleep(pause);
         }
     }
 
@@ -404,7 +422,7 @@ impl Http {
         let mut answer = Answer {
             status: parts.status.as_u16(),
             retry_after_s: text(header::RETRY_AFTER).and_then(|value| retry_after(value, text(header::DATE))),
-            body: Zeroizing::default(),
+            body: Wiped::default(),
             // Without its query, which may hold anything.
             location: text(header::LOCATION)
                 .filter(|_| parts.status.is_redirection())
@@ -506,9 +524,10 @@ impl fmt::Debug for Http {
     }
 }
 
-/// 502, 503 and 504 pass, unless the server says when to come back.
-fn busy(answer: &Answer) -> bool {
-    matches!(answer.status, 502..=504) && answer.retry_after_s.is_none()
+/// 502, 503 and 504 pass, unless the server says when to come back: what to tell of them.
+fn busy(answer: &Answer) -> Option<String> {
+    let passes = matches!(answer.status, 502..=504) && answer.retry_after_s.is_none();
+    passes.then(|| format!("HTTP {}", answer.status))
 }
 
 /// `host:port` of a base URL.
@@ -623,8 +642,8 @@ impl Read for Metered {
 }
 
 /// Reads to the end or to the first error, and leaves no copy behind when the buffer grows.
-fn read_wiped(body: &mut Metered, size: usize) -> Zeroizing<Vec<u8>> {
-    let mut whole = Zeroizing::new(Vec::with_capacity(size));
+fn read_wiped(body: &mut Metered, size: usize) -> Wiped {
+    let mut whole = Wiped::with_room(size);
     let mut chunk = Zeroizing::new([0_u8; 8192]);
     loop {
         let part = match body.read(chunk.as_mut()) {
@@ -633,12 +652,10 @@ fn read_wiped(body: &mut Metered, size: usize) -> Zeroizing<Vec<u8>> {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return whole,
         };
-        if whole.capacity() - whole.len() < part.len() {
-            let mut larger = Zeroizing::new(Vec::with_capacity((whole.len() + part.len()) * 2));
-            larger.extend_from_slice(&whole);
-            whole = larger;
+        if whole.write_all(part).is_err() {
+            // It is memory: there is nothing that could fail.
+            return whole;
         }
-        whole.extend_from_slice(part);
     }
 }
 

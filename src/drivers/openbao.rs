@@ -4,12 +4,12 @@
 //! own shape; whatever else comes (a 5xx, a 429, a redirect, another server's page) is `Unavailable` and says
 //! nothing about them. Values and tokens leave as return values only, never in a text.
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use zeroize::Zeroizing;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use zeroize::Zeroize as _;
 
 use super::http::{Answer, Ask, BODY_CAP, Http, Keep, Repeat, one_line, wiped};
-use super::vault::Secret;
+use super::vault::{Secret, Wiped};
 use crate::effects::{BaoFault, CallFault, ReadSecret, Scrub, Scrubbed, SecretFault, TokenFacts};
 
 /// Bytes of a token that may go into a header.
@@ -21,6 +21,13 @@ pub struct OpenBao {
     http: Http,
     kv_mount: String,
     namespace: Option<String>,
+}
+
+/// Body of a login, on the wire.
+#[derive(Serialize)]
+struct WireGrant<'a> {
+    role: &'a str,
+    jwt: &'a str,
 }
 
 /// Answer of login and renewal, on the wire. The top level's own `lease_duration` means nothing here.
@@ -65,7 +72,34 @@ struct WireToken {
 #[derive(Deserialize)]
 struct WireSecret {
     #[serde(default)]
-    data: Option<Map<String, Value>>,
+    data: Option<Fields>,
+}
+
+/// The fields of a secret; their values are wiped when dropped.
+#[derive(Default, Deserialize)]
+#[serde(transparent)]
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// The value of a field.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+}
+
+impl Drop for Fields {
+    fn drop(&mut self) {
+        self.0.values_mut().for_each(wipe);
+    }
+}
+
+fn wipe(value: &mut Value) {
+    match value {
+        Value::String(text) => text.zeroize(),
+        Value::Array(all) => all.iter_mut().for_each(wipe),
+        Value::Object(all) => all.values_mut().for_each(wipe),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -102,9 +136,10 @@ impl OpenBao {
             let detail = Scrubbed::new(scrub, "the grant is empty or has control characters; it was not sent");
             return Err(BaoFault::Rejected { detail });
         }
-        let body = Zeroizing::new(json!({"role": role, "jwt": grant}).to_string());
+        let body = Wiped::json(&WireGrant { role, jwt: grant }, false)
+            .map_err(|error| self.nonsense(scrub, &format!("was not asked: {error}")))?;
         let path = format!("/v1/auth/{}/login", encoded(mount.trim_matches('/')));
-        let answer = self.call(scrub, &path, Some(body.as_bytes()), None, Repeat::Never)?;
+        let answer = self.call(scrub, &path, Some(&body), None, Repeat::Never)?;
         let auth = self.auth(scrub, &answer)?;
         let facts = facts(&auth);
         match auth.client_token.as_ref().map(|token| token.expose().trim()) {
@@ -158,7 +193,7 @@ impl OpenBao {
         scrub: &dyn Scrub,
         token: &str,
         read: &ReadSecret,
-    ) -> Result<(Option<u64>, Map<String, Value>), SecretFault> {
+    ) -> Result<(Option<u64>, Fields), SecretFault> {
         let Some(path) = self.kv_path(read) else {
             let words = format!("{} is no path below {}/; it was not asked for", read.path, self.kv_mount);
             return Err(SecretFault::Bao(BaoFault::Rejected { detail: Scrubbed::new(scrub, &words) }));
@@ -171,18 +206,19 @@ impl OpenBao {
         let wire: WireSecret = self.json(scrub, &answer).map_err(SecretFault::Bao)?;
         let nonsense = |what: &str| SecretFault::Bao(self.nonsense(scrub, what));
         let Some(mut outer) = wire.data else { return Err(nonsense("answered a secret without data")) };
-        let Some(metadata) = outer.get("metadata").cloned() else {
+        let Some(metadata) = outer.0.get("metadata").cloned() else {
             // KV v1 knows neither metadata nor versions: the fields are right here.
             return Ok((None, outer));
         };
         let metadata: WireMetadata =
             serde_json::from_value(metadata).map_err(|_| nonsense("answered a secret with strange metadata"))?;
-        let Some(Value::Object(data)) = outer.remove("data") else {
+        let Some(Value::Object(data)) = outer.0.remove("data") else {
             return Err(match gone(&metadata) {
                 Some(how) => SecretFault::Deleted(how),
                 None => nonsense("answered a secret whose data is no object"),
             });
         };
+        let data = Fields(data);
         match (read.version, metadata.version) {
             (Some(pinned), Some(got)) if pinned != got => {
                 Err(nonsense(&format!("was asked for version {pinned} and answered version {got}")))
@@ -296,7 +332,7 @@ fn facts(auth: &WireAuth) -> TokenFacts {
 }
 
 /// What a fault of the call says: nothing about grant, token or path.
-fn unavailable(scrub: &dyn Scrub, fault: CallFault) -> BaoFault {
+pub(super) fn unavailable(scrub: &dyn Scrub, fault: CallFault) -> BaoFault {
     let detail = match fault {
         CallFault::Unreachable { detail } | CallFault::Nonsense { detail } => detail,
         CallFault::Status { status, detail, .. } => Scrubbed::new(scrub, &format!("status {status}: {detail}")),

@@ -118,7 +118,7 @@ impl Tenancy {
         &self,
         scrub: &dyn Scrub,
         sha: &Sha,
-        read: impl FnOnce(&mut dyn Read) -> T,
+        read: impl Fn(&mut dyn Read) -> T,
     ) -> Result<(T, Option<String>), CallFault> {
         let path = format!("{}/bundles/{sha}", self.root);
         let ask = Ask { path: &path, body: None, headers: &[], repeat: Repeat::Safe, keep: Keep::Whole(BUNDLE_CAP) };
