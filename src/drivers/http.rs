@@ -107,6 +107,7 @@ pub struct Answer {
     pub retry_after_s: Option<u32>,
     /// The body; wiped when dropped. (ureq's own buffers, which it passed through, are not.)
     pub body: Zeroizing<Vec<u8>>,
+    headers: HeaderMap,
     location: Option<String>,
     content_type: String,
     /// The body's end was marked, so that a lost end shows.
@@ -117,6 +118,22 @@ impl Answer {
     /// 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
+    }
+
+    /// A header, if it is there and text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The server's own time (`Date`), in seconds since the epoch.
+    pub fn date_s(&self) -> Option<i64> {
+        Some(OffsetDateTime::parse(self.header("date")?.trim(), &Rfc2822).ok()?.unix_timestamp())
+    }
+
+    /// The `code` of tenancy's own form of an error (contract §4); none: something else sent this.
+    pub fn error_code(&self) -> Option<String> {
+        let body = serde_json::from_slice::<Value>(&self.body).ok()?;
+        Some(one_line(body.get("error")?.get("code")?.as_str()?, 60))
     }
 
     /// What the server said of an error, on one line: `CODE: message` of tenancy, the `errors` of OpenBao, or
@@ -405,6 +422,7 @@ impl Http {
             status: parts.status.as_u16(),
             retry_after_s: text(header::RETRY_AFTER).and_then(|value| retry_after(value, text(header::DATE))),
             body: Zeroizing::default(),
+            headers: HeaderMap::new(),
             // Without its query, which may hold anything.
             location: text(header::LOCATION)
                 .filter(|_| parts.status.is_redirection())
@@ -414,6 +432,7 @@ impl Http {
             framed: parts.headers.contains_key(header::CONTENT_LENGTH)
                 || parts.headers.contains_key(header::TRANSFER_ENCODING),
         };
+        answer.headers = parts.headers;
         let cap = match keep {
             Keep::Whole(cap) => cap,
             Keep::Nothing => WORDS_CAP,
@@ -549,7 +568,10 @@ fn tls_words(error: &rustls::Error) -> String {
 }
 
 /// The certificates of a PEM file, each checked to be usable as a root.
-fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+///
+/// # Errors
+/// Completes the sentence "the CA file …".
+pub fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     let pem = fs::read(path).map_err(|error| format!("cannot be read: {error}"))?;
     let mut roots = Vec::new();
     let mut store = rustls::RootCertStore::empty();
