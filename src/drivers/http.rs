@@ -171,7 +171,9 @@ fn error_words(body: &Value) -> Option<String> {
         };
     }
     let errors = body.get("errors")?.as_array()?;
-    Some(errors.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("; "))
+    // Registries have objects there.
+    let words = errors.iter().filter_map(|error| error.as_str().or_else(|| error.get("message")?.as_str()));
+    Some(words.collect::<Vec<_>>().join("; "))
 }
 
 /// A text on one line, without control characters, and not longer than so many characters.
@@ -701,6 +703,7 @@ mod tests {
         assert_eq!(words(r#"{"error":{"code":"A","message":"b"}}"#).unwrap(), "A: b");
         assert_eq!(words(r#"{"error":"plain"}"#).unwrap(), "plain");
         assert_eq!(words(r#"{"errors":["a","b"]}"#).unwrap(), "a; b");
+        assert_eq!(words(r#"{"errors":[{"code":"A","message":"b"}]}"#).unwrap(), "b");
         assert_eq!(words(r#"{"errors":[]}"#).unwrap(), "");
         assert_eq!(words(r#"{"detail":1}"#), None);
     }

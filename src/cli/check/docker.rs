@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::line::Line;
+use super::line::{Block, Line};
 use super::state_dir::{DOCKER_ROOM, room, space};
 use crate::drivers::docker::cli::Docker;
 use crate::effects::meta::version_at_least;
@@ -19,12 +19,15 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const FACTS: [&str; 4] = ["docker", "compose", "project", "docker.disk"];
 
 /// Lines that say that nobody asked.
-pub fn unchecked(why: &str, remedy: &str) -> Vec<Line> {
+fn unchecked(why: &str, remedy: &str) -> Vec<Line> {
     FACTS.iter().map(|fact| Line::unchecked(fact, why, remedy)).collect()
 }
 
 /// Asks it.
-pub fn look(docker: &Docker, scrub: &dyn Scrub) -> Vec<Line> {
+pub fn look(docker: &Docker, block: Block, scrub: &dyn Scrub) -> Vec<Line> {
+    if let Some((why, remedy)) = block {
+        return unchecked(why, remedy);
+    }
     let (engine, compose_version) = docker.versions(DEADLINE, scrub);
     let mut lines = vec![daemon(&engine)];
     lines.push(compose(&compose_version));

@@ -51,6 +51,9 @@ impl Line {
     }
 }
 
+/// Why something need not be asked, and what to do first; none: it may be asked.
+pub type Block = Option<(&'static str, &'static str)>;
+
 /// How many lines have this level.
 pub fn count(lines: &[Line], level: Level) -> usize {
     lines.iter().filter(|line| line.level == level).count()

@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-use self::line::{Level, Line, count};
+use self::line::{Block, Level, Line, count};
 use super::{exit, tick};
-use crate::config::Config;
+use crate::config::{Config, Scheme};
 use crate::drivers::clock::{Cancel, Clock};
 use crate::drivers::docker::cli::Docker;
 use crate::drivers::store::Loaded;
@@ -73,7 +73,8 @@ pub fn run(config: &Config, file: &Path, json: bool) -> u8 {
     let mut lines = files::look(config, file, docker.search(), now);
     let (of_state, loaded) = state_dir::look(config, &store, now);
     lines.extend(of_state);
-    let jobs = jobs(config, &vault, &docker, loaded, now);
+    let fails = |fact: &str| lines.iter().any(|line| line.fact == fact && line.level == Level::Failure);
+    let jobs = jobs(config, &vault, &docker, loaded, now, &fails);
     let Some(found) = all(jobs, &cancel) else {
         eprintln!("ended before everything was looked at");
         return exit::TEMPORARY;
@@ -98,6 +99,7 @@ fn jobs(
     docker: &Docker,
     loaded: Option<Loaded>,
     now: Stamp,
+    fails: &dyn Fn(&str) -> bool,
 ) -> Vec<(&'static str, Job)> {
     let (tenancy, bao) = world::servers(config, u64::from(std::process::id()), CALL);
     let (to_tenancy, to_bao) = net::ways(config);
@@ -112,33 +114,36 @@ fn jobs(
     let vault = || Arc::clone(vault);
     let (for_docker, for_tenancy, for_bao, for_registry) = (vault(), vault(), vault(), vault());
     let (daemon, systemctl) = (docker.clone(), docker.clone());
+    // What has a line of its own already.
+    let not_ours: Block = (!usable).then_some(("this user cannot use the state directory", "mend `state_dir` first"));
+    let no_client: Block = fails("docker_bin").then_some(("Docker's client cannot be run", "mend `docker_bin` first"));
+    let no_ca = |scheme: Scheme, fact: &str| -> Block {
+        (scheme == Scheme::Https && fails(fact)).then_some(("its CA file is of no use", "mend the CA file first"))
+    };
+    let (ca_of_tenancy, ca_of_bao) =
+        (no_ca(config.tenancy.scheme, "tenancy.ca_file"), no_ca(config.bao.scheme, "bao.ca_file"));
     vec![
-        (
-            "docker",
-            Box::new(move || match usable {
-                true => docker::look(&daemon, for_docker.as_ref()),
-                false => docker::unchecked(NOT_OURS, MEND_FIRST),
-            }),
-        ),
+        ("docker", Box::new(move || docker::look(&daemon, not_ours.or(no_client), for_docker.as_ref()))),
         (
             "tenancy",
             Box::new(move || {
-                let (line, leads) = net::way("tenancy", &to_tenancy);
-                line.into_iter().chain(net::tenancy(&tenancy, leads, for_tenancy.as_ref())).collect()
+                let (line, nowhere) = net::way("tenancy", &to_tenancy);
+                line.into_iter()
+                    .chain(net::tenancy(&tenancy, nowhere.or(ca_of_tenancy), for_tenancy.as_ref()))
+                    .collect()
             }),
         ),
         (
             "openbao",
             Box::new(move || {
                 let vault = for_bao.as_ref();
-                let (line, leads) = net::way("bao", &to_bao);
-                let (health, works) = net::openbao(&bao, leads, vault);
-                let token = match (usable, works) {
-                    (false, _) => Line::unchecked("token", NOT_OURS, MEND_FIRST),
-                    (true, false) if vault.has(&Slot::SavedToken) => {
-                        Line::unchecked("token", "OpenBao does not answer", "mend `openbao` first")
-                    }
-                    (true, _) => {
+                let (line, nowhere) = net::way("bao", &to_bao);
+                let (health, works) = net::openbao(&bao, nowhere.or(ca_of_bao), vault);
+                let silent = !works && vault.has(&Slot::SavedToken);
+                let silent = silent.then_some(("OpenBao does not answer", "mend `openbao` first"));
+                let token = match not_ours.or(silent) {
+                    Some((why, remedy)) => Line::unchecked("token", why, remedy),
+                    None => {
                         let asked = vault.with(&Slot::SavedToken, |token| Zeroizing::new(token.to_owned()));
                         let asked = asked.map(|token| bao.look_closely(vault, &token));
                         token::judge(&asked, &held, renew_below_s, now)
@@ -149,17 +154,14 @@ fn jobs(
         ),
         (
             "registry",
-            Box::new(move || match usable {
-                true => look_at_registries(&state, &folder, for_registry.as_ref()),
-                false => vec![Line::unchecked("registry", NOT_OURS, MEND_FIRST)],
+            Box::new(move || match not_ours {
+                Some((why, remedy)) => vec![Line::unchecked("registry", why, remedy)],
+                None => look_at_registries(&state, &folder, for_registry.as_ref()),
             }),
         ),
         ("timer", Box::new(move || units::look(&systemctl, longest_s))),
     ]
 }
-
-const NOT_OURS: &str = "this user cannot use the state directory";
-const MEND_FIRST: &str = "mend `state_dir` first";
 
 fn look_at_registries(state: &State, folder: &Path, vault: &Vault) -> Vec<Line> {
     registry::look(state, &registry::credentials(folder, vault), vault)

@@ -7,7 +7,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use super::line::Line;
+use super::line::{Block, Line};
 use crate::config::{self, HostPort};
 use crate::drivers::clock::Clock;
 use crate::drivers::openbao::{Health, OpenBao};
@@ -44,27 +44,28 @@ pub fn ways(config: &config::Config) -> (Way, Way) {
     }
 }
 
-/// Looks at a way; false if it leads nowhere. `who` is `tenancy` or `bao`.
-pub fn way(who: &str, way: &Way) -> (Option<Line>, bool) {
+/// Looks at a way; `who` is `tenancy` or `bao`. With its line comes why nobody needs to be asked, if it leads nowhere.
+pub fn way(who: &str, way: &Way) -> (Option<Line>, Block) {
+    const NOWHERE: Block = Some(("there is no way to it", "mend the way first"));
     match way {
         // An address needs no name service.
-        Way::Name(host, _) if host.parse::<IpAddr>().is_ok() => (None, true),
+        Way::Name(host, _) if host.parse::<IpAddr>().is_ok() => (None, None),
         Way::Name(host, port) => {
             let found = (host.as_str(), *port).to_socket_addrs().map(|all| all.map(|at| at.ip()).collect::<Vec<_>>());
             let line = name(&format!("{who}.dns"), host, found.map_err(|error| error.to_string()));
-            let leads = line.remedy.is_none();
-            (Some(line), leads)
+            let block = if line.remedy.is_none() { None } else { NOWHERE };
+            (Some(line), block)
         }
         Way::Listener(at) => {
             let connected = connects(at);
-            let leads = connected.is_ok();
+            let block = if connected.is_ok() { None } else { NOWHERE };
             let mut listening = Vec::new();
             for (file, six) in [("/proc/net/tcp", false), ("/proc/net/tcp6", true)] {
                 listening.extend(listeners(&fs::read_to_string(file).unwrap_or_default(), at.port, six));
             }
-            (Some(listener(&format!("{who}.proxy"), at, connected, &listening)), leads)
+            (Some(listener(&format!("{who}.proxy"), at, connected, &listening)), block)
         }
-        Way::Unbuilt => (None, false),
+        Way::Unbuilt => (None, NOWHERE),
     }
 }
 
@@ -133,11 +134,9 @@ fn listener(fact: &str, at: &HostPort, connected: Result<(), String>, listening:
 }
 
 /// Asks tenancy: its line, and that of the clock.
-pub fn tenancy(server: &Tenancy, leads: bool, scrub: &dyn Scrub) -> Vec<Line> {
-    if !leads {
-        return ["tenancy", "clock"]
-            .map(|fact| Line::unchecked(fact, "there is no way to tenancy", "mend the way first"))
-            .into();
+pub fn tenancy(server: &Tenancy, block: Block, scrub: &dyn Scrub) -> Vec<Line> {
+    if let Some((why, remedy)) = block {
+        return ["tenancy", "clock"].map(|fact| Line::unchecked(fact, why, remedy)).into();
     }
     let reached = server.reach(scrub);
     let now_s = Clock::start().now().0.div_euclid(1000);
@@ -193,9 +192,9 @@ fn clock(ahead_s: Option<i64>) -> Line {
 }
 
 /// Asks OpenBao how it is; false if it can answer nothing else.
-pub fn openbao(server: &OpenBao, leads: bool, scrub: &dyn Scrub) -> (Line, bool) {
-    if !leads {
-        return (Line::unchecked("openbao", "there is no way to OpenBao", "mend the way first"), false);
+pub fn openbao(server: &OpenBao, block: Block, scrub: &dyn Scrub) -> (Line, bool) {
+    if let Some((why, remedy)) = block {
+        return (Line::unchecked("openbao", why, remedy), false);
     }
     let line = health(&server.health(scrub));
     let works = line.remedy.is_none();
@@ -235,9 +234,9 @@ mod tests {
         assert_eq!(name("d", "h", Ok(vec![])).level, Level::Failure);
         let none = name("d", "h", Err("no such name".to_owned()));
         assert!(none.level == Level::Failure && none.what.contains("no such name"));
-        assert!(way("tenancy", &Way::Name("127.0.0.1".to_owned(), 1)) == (None, true), "an address has no line");
-        let (line, leads) = way("tenancy", &Way::Name("nobody.invalid".to_owned(), 1));
-        assert!(!leads && line.unwrap().level == Level::Failure);
+        assert_eq!(way("tenancy", &Way::Name("127.0.0.1".to_owned(), 1)), (None, None), "an address has no line");
+        let (line, block) = way("tenancy", &Way::Name("nobody.invalid".to_owned(), 1));
+        assert!(block.is_some() && line.unwrap().level == Level::Failure);
     }
 
     #[test]
