@@ -41,7 +41,8 @@ fn registry() -> u16 {
             let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
             let header = |line: &&String| line.to_lowercase().starts_with("authorization: ");
             let has = head.iter().find(header).map(|line| line["authorization: ".len()..].to_owned());
-            let challenge = format!("Www-Authenticate: Bearer realm=\"http://127.0.0.1:{port}/token\",service=\"reg\"\r\n");
+            let challenge =
+                format!("Www-Authenticate: Bearer realm=\"http://127.0.0.1:{port}/token\",service=\"reg\"\r\n");
             let no = r#"{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}"#;
             let (status, more, body) = match (first.split(' ').nth(1).unwrap(), has) {
                 ("/v2/", Some(bearer)) if bearer == "Bearer t0ken" => (200, "", "{}"),
@@ -52,7 +53,8 @@ fn registry() -> u16 {
                 _ => (401, "", no),
             };
             let length = body.len();
-            let answer = format!("HTTP/1.1 {status} X\r\n{more}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            let answer =
+                format!("HTTP/1.1 {status} X\r\n{more}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}");
             let _ = stream.write_all(answer.as_bytes());
         }
     });
@@ -116,12 +118,19 @@ impl Said {
     /// The facts that fail, less what this machine's systemd says.
     fn failed(&self) -> Vec<&str> {
         let ours = |fact: &&str| !matches!(*fact, "timer" | "service" | "service.limit");
-        self.levels.iter().filter(|(_, level)| *level == "failure").map(|(fact, _)| fact.as_str()).filter(ours).collect()
+        self.levels
+            .iter()
+            .filter(|(_, level)| *level == "failure")
+            .map(|(fact, _)| fact.as_str())
+            .filter(ours)
+            .collect()
     }
 
     fn what(&self, fact: &str) -> &str {
         let lines = self.json["lines"].as_array().unwrap();
-        lines.iter().find(|line| line["fact"] == fact).unwrap_or_else(|| panic!("no {fact}: {}", self.out))["what"].as_str().unwrap()
+        lines.iter().find(|line| line["fact"] == fact).unwrap_or_else(|| panic!("no {fact}: {}", self.out))["what"]
+            .as_str()
+            .unwrap()
     }
 }
 
@@ -172,9 +181,21 @@ fn a_box_that_can_deploy_has_no_failure_and_nothing_is_changed() {
     let stand = deployed();
     let said = check(&stand);
     assert_eq!(said.failed(), [""; 0], "{}", said.out);
-    for fact in
-        ["config", "docker_bin", "state_dir", "lock", "state", "docker", "compose", "project", "tenancy", "clock", "openbao", "token", "registry"]
-    {
+    for fact in [
+        "config",
+        "docker_bin",
+        "state_dir",
+        "lock",
+        "state",
+        "docker",
+        "compose",
+        "project",
+        "tenancy",
+        "clock",
+        "openbao",
+        "token",
+        "registry",
+    ] {
         assert_eq!(said.levels.get(fact).map(String::as_str), Some("ok"), "{fact}: {}", said.out);
     }
     assert_eq!(said.levels["docker.disk"], "warning", "the stand-in's engine is elsewhere");
@@ -191,7 +212,10 @@ fn for_people_it_is_a_line_a_fact_and_a_verdict() {
     let output = command(&stand, "text").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains("\nFAILURE  compose      ") && text.contains("to do: install the Docker Compose plugin"), "{text}");
+    assert!(
+        text.contains("\nFAILURE  compose      ") && text.contains("to do: install the Docker Compose plugin"),
+        "{text}"
+    );
     assert!(text.contains("\nok       openbao      "), "{text}");
     assert!(text.lines().last().unwrap().starts_with("this box cannot deploy as it is: "), "{text}");
     assert!(!text.contains('\x1b'), "no colour where nobody looks");
@@ -262,11 +286,13 @@ fn each_thing_that_breaks_is_one_failure_and_what_hangs_on_it_is_not_checked() {
     fails(&["registry"], &[]);
     fs::write(&config, right).unwrap();
 
-    stand.docker.edit(|world| {
-        let label = "com.docker.compose.project.working_dir".to_owned();
-        world.containers[0].labels.insert(label, "/home/somebody/shop".to_owned());
-    })
-    .unwrap();
+    stand
+        .docker
+        .edit(|world| {
+            let label = "com.docker.compose.project.working_dir".to_owned();
+            world.containers[0].labels.insert(label, "/home/somebody/shop".to_owned());
+        })
+        .unwrap();
     fails(&["project"], &[]);
     let said = check(&stand);
     assert!(said.what("project").contains("/home/somebody/shop"), "{}", said.out);

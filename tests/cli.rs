@@ -104,7 +104,9 @@ fn a_wrong_command_line_ends_with_2_and_says_so_on_stderr() {
 #[test]
 fn help_names_every_command_and_version_is_the_packages() {
     let named = commands();
-    for command in ["tick", "bootstrap", "status", "history", "check", "replay", "graph", "config", "completions", "man"] {
+    for command in
+        ["tick", "bootstrap", "status", "history", "check", "replay", "graph", "config", "completions", "man"]
+    {
         assert!(named.contains(&command.to_owned()), "{command}: {named:?}");
         let help = bare(&[command, "--help"]);
         assert_eq!((help.status, help.err.as_str()), (0, ""));

@@ -48,7 +48,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The result for programs. Its shape is in the README.
 #[derive(Serialize)]
-struct Result<'a> {
+struct Told<'a> {
     env_id: &'a str,
     agent_version: &'a str,
     failures: usize,
@@ -226,7 +226,7 @@ fn all(jobs: Vec<(&'static str, Job)>, cancel: &Cancel) -> Option<Vec<Line>> {
 fn print(config: &Config, lines: &[Line], json: bool) -> u8 {
     let failures = count(lines, Level::Failure);
     if json {
-        let result = Result {
+        let told = Told {
             env_id: &config.settings.env_id,
             agent_version: &config.settings.agent_version,
             failures,
@@ -234,7 +234,7 @@ fn print(config: &Config, lines: &[Line], json: bool) -> u8 {
             ok: count(lines, Level::Ok),
             lines,
         };
-        match serde_json::to_string_pretty(&result) {
+        match serde_json::to_string_pretty(&told) {
             Ok(json) => println!("{json}"),
             Err(error) => {
                 eprintln!("the result could not be written as JSON: {error}");

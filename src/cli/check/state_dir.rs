@@ -83,8 +83,9 @@ fn existing(dir: &Path) -> PathBuf {
 }
 
 fn walk(dir: &Path, owner: u32, found: &mut Found) {
-    // Of a release only these two are closed: containers of any user read what they mount.
-    let releases = dir.join("releases");
+    // Of a release only these two are closed: containers of any user read what they mount. Beside the credential Docker's
+    // client keeps what it likes.
+    let (releases, docker) = (dir.join("releases"), dir.join("docker"));
     let mut folders = vec![dir.to_owned()];
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
@@ -98,13 +99,15 @@ fn walk(dir: &Path, owner: u32, found: &mut Found) {
         for entry in entries.flatten() {
             seen += 1;
             let path = entry.path();
-            let Ok(at) = fs::symlink_metadata(&path).map_err(drop) else { continue };
+            let Ok(at) = fs::symlink_metadata(&path) else { continue };
             if at.uid() != owner {
                 found.strangers.push(path.display().to_string());
             }
             let name = entry.file_name();
-            let content = folder.starts_with(&releases)
-                && (folder == releases || ![ENV, OVERRIDE].iter().any(|closed| name == *closed));
+            let among = |closed: &[&str]| closed.iter().any(|closed| name == *closed);
+            let content = (folder == releases)
+                || (folder.starts_with(&releases) && !among(&[ENV, OVERRIDE]))
+                || (folder.starts_with(&docker) && !among(&["config.json"]));
             if !content && !at.is_symlink() && at.mode() & 0o077 != 0 {
                 found.open.push((path.display().to_string(), if at.is_dir() { 0o700 } else { 0o600 }));
             }
