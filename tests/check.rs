@@ -299,6 +299,17 @@ fn each_thing_that_breaks_is_one_failure_and_what_hangs_on_it_is_not_checked() {
 }
 
 #[test]
+fn a_clock_is_compared_with_tenancys() {
+    let stand = deployed();
+    stand.tenancy.advance(60);
+    let said = check(&stand);
+    assert!(said.failed().is_empty() && said.levels["clock"] == "warning", "{}", said.out);
+    assert!(said.what("clock").contains("behind tenancy's"), "{}", said.out);
+    stand.tenancy.advance(600);
+    assert_eq!(check(&stand).failed(), ["clock"]);
+}
+
+#[test]
 fn a_token_that_was_revoked_fails_and_one_that_came_to_its_end_does_not() {
     let stand = deployed();
     stand.bao.revoke_all();
