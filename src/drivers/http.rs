@@ -111,6 +111,7 @@ pub struct Answer {
     pub retry_after_s: Option<u32>,
     /// The body.
     pub body: Wiped,
+    headers: HeaderMap,
     location: Option<String>,
     content_type: String,
     /// The body's end was marked, so that a lost end shows.
@@ -121,6 +122,22 @@ impl Answer {
     /// 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
+    }
+
+    /// A header, if it is there and text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The server's own time (`Date`), in seconds since the epoch.
+    pub fn date_s(&self) -> Option<i64> {
+        Some(OffsetDateTime::parse(self.header("date")?.trim(), &Rfc2822).ok()?.unix_timestamp())
+    }
+
+    /// The `code` of tenancy's own form of an error (contract §4); none: something else sent this.
+    pub fn error_code(&self) -> Option<String> {
+        let body = serde_json::from_slice::<Value>(&self.body).ok()?;
+        Some(one_line(body.get("error")?.get("code")?.as_str()?, 60))
     }
 
     /// What the server said of an error, on one line: `CODE: message` of tenancy, the `errors` of OpenBao, or
@@ -158,7 +175,9 @@ fn error_words(body: &Value) -> Option<String> {
         };
     }
     let errors = body.get("errors")?.as_array()?;
-    Some(errors.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("; "))
+    // Registries have objects there.
+    let words = errors.iter().filter_map(|error| error.as_str().or_else(|| error.get("message")?.as_str()));
+    Some(words.collect::<Vec<_>>().join("; "))
 }
 
 /// A text on one line, without control characters, and not longer than so many characters.
@@ -423,6 +442,7 @@ impl Http {
             status: parts.status.as_u16(),
             retry_after_s: text(header::RETRY_AFTER).and_then(|value| retry_after(value, text(header::DATE))),
             body: Wiped::default(),
+            headers: HeaderMap::new(),
             // Without its query, which may hold anything.
             location: text(header::LOCATION)
                 .filter(|_| parts.status.is_redirection())
@@ -432,6 +452,7 @@ impl Http {
             framed: parts.headers.contains_key(header::CONTENT_LENGTH)
                 || parts.headers.contains_key(header::TRANSFER_ENCODING),
         };
+        answer.headers = parts.headers;
         let cap = match keep {
             Keep::Whole(cap) => cap,
             Keep::Nothing => WORDS_CAP,
@@ -568,7 +589,10 @@ fn tls_words(error: &rustls::Error) -> String {
 }
 
 /// The certificates of a PEM file, each checked to be usable as a root.
-fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+///
+/// # Errors
+/// Completes the sentence "the CA file …".
+pub fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     let pem = fs::read(path).map_err(|error| format!("cannot be read: {error}"))?;
     let mut roots = Vec::new();
     let mut store = rustls::RootCertStore::empty();
@@ -696,6 +720,7 @@ mod tests {
         assert_eq!(words(r#"{"error":{"code":"A","message":"b"}}"#).unwrap(), "A: b");
         assert_eq!(words(r#"{"error":"plain"}"#).unwrap(), "plain");
         assert_eq!(words(r#"{"errors":["a","b"]}"#).unwrap(), "a; b");
+        assert_eq!(words(r#"{"errors":[{"code":"A","message":"b"}]}"#).unwrap(), "b");
         assert_eq!(words(r#"{"errors":[]}"#).unwrap(), "");
         assert_eq!(words(r#"{"detail":1}"#), None);
     }

@@ -66,6 +66,10 @@ struct WireToken {
     expire_time: Option<Value>,
     #[serde(default)]
     renewable: Option<bool>,
+    #[serde(default)]
+    num_uses: Option<Value>,
+    #[serde(default, rename = "type")]
+    kind: Option<Value>,
 }
 
 /// Answer of a KV read, on the wire.
@@ -112,6 +116,28 @@ struct WireMetadata {
     destroyed: bool,
 }
 
+/// What a server says of itself (`sys/health`). It is for people and never a gate: only the call itself tells whether a
+/// call works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Health {
+    /// It has keys.
+    pub initialized: bool,
+    /// It cannot read its own storage before somebody unseals it.
+    pub sealed: bool,
+    /// Another node leads; it answers reads all the same.
+    #[serde(default)]
+    pub standby: bool,
+}
+
+/// What makes a token an odd one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// A batch token: it can be neither renewed nor revoked.
+    pub batch: bool,
+    /// It dies after so many more calls.
+    pub uses_left: Option<u64>,
+}
+
 impl OpenBao {
     /// OpenBao behind `http`; secrets are below `kv_mount`, which may have slashes.
     pub fn new(http: Http, kv_mount: &str, namespace: Option<String>) -> OpenBao {
@@ -154,14 +180,40 @@ impl OpenBao {
     ///
     /// [`BaoFault::Denied`]: it is dead (or was never one).
     pub fn lookup(&self, scrub: &dyn Scrub, token: &str) -> Result<TokenFacts, BaoFault> {
+        self.look_closely(scrub, token).map(|(facts, _)| facts)
+    }
+
+    /// The same, and what is odd about it. (Of a token with a number of uses each call takes one, this one too.)
+    ///
+    /// # Errors
+    ///
+    /// As [`OpenBao::lookup`].
+    pub fn look_closely(&self, scrub: &dyn Scrub, token: &str) -> Result<(TokenFacts, Oddities), BaoFault> {
         let answer = self.call(scrub, "/v1/auth/token/lookup-self", None, Some(token), Repeat::Safe)?;
         let wire: WireLookup = self.json(scrub, &answer)?;
-        let Some(WireToken { accessor, ttl: Some(ttl), expire_time, renewable }) = wire.data else {
+        let Some(WireToken { accessor, ttl: Some(ttl), expire_time, renewable, num_uses, kind }) = wire.data else {
             return Err(self.nonsense(scrub, "looked a token up without telling its ttl"));
         };
         // A token in its last second has ttl 0 as well, but an end.
         let never_ends = ttl == 0 && expire_time.is_none_or(|time| time.is_null());
-        Ok(TokenFacts { accessor, ttl_s: (!never_ends).then_some(ttl), renewable: renewable.unwrap_or(false) })
+        let odd = Oddities {
+            batch: kind.as_ref().and_then(Value::as_str) == Some("batch"),
+            uses_left: num_uses.as_ref().and_then(Value::as_u64).filter(|uses| *uses > 0),
+        };
+        let facts = TokenFacts { accessor, ttl_s: (!never_ends).then_some(ttl), renewable: renewable.unwrap_or(false) };
+        Ok((facts, odd))
+    }
+
+    /// Asks the server how it is.
+    ///
+    /// # Errors
+    ///
+    /// Any [`CallFault`]; a status is one only if its body tells nothing.
+    pub fn health(&self, scrub: &dyn Scrub) -> Result<Health, CallFault> {
+        let keep = Keep::Whole(BODY_CAP);
+        let ask = Ask { path: "/v1/sys/health", body: None, headers: &[], repeat: Repeat::Safe, keep };
+        let answer = self.http.call(scrub, &ask)?;
+        serde_json::from_slice(&answer.body).map_err(|_| self.http.status_fault(scrub, &answer))
     }
 
     /// Renews a token, by as much as OpenBao gives: an increment could shorten it.
@@ -356,7 +408,7 @@ fn fits_header(token: &str) -> bool {
 }
 
 /// A path with whatever could change its meaning percent-encoded; slashes stay.
-fn encoded(path: &str) -> String {
+pub fn encoded(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {

@@ -60,45 +60,50 @@ struct Remote {
     vault: Arc<Vault>,
 }
 
+/// Tenancy and OpenBao as a configuration reaches them. No call takes longer than `longest`, whatever the configuration
+/// allows. Nothing is dialled yet.
+pub fn servers(config: &Config, seed: u64, longest: Duration) -> (Tenancy, OpenBao) {
+    let (to_tenancy, to_bao) = match &config.transport {
+        config::Transport::System => (Transport::System, Transport::System),
+        config::Transport::Proxy { tenancy, bao } => {
+            let through = |listener: &config::HostPort| Transport::Proxy { listener: listener.to_string() };
+            (through(tenancy), bao.as_ref().map_or(Transport::System, through))
+        }
+        // The mesh leads to tenancy only; OpenBao is dialled directly unless a listener is named.
+        config::Transport::Sdk { .. } => (Transport::Sdk, Transport::System),
+    };
+    let server = |name, base, transport, ca_file: &Option<PathBuf>, timeout_s| {
+        let timeout = Duration::from_secs(timeout_s).min(longest);
+        Http::new(Server { name, base, transport, ca_file: ca_file.clone(), timeout, seed })
+    };
+    let (tenancy, bao) = (&config.tenancy, &config.bao);
+    (
+        Tenancy::new(
+            server("tenancy", tenancy.addr(), to_tenancy, &tenancy.ca_file, tenancy.timeout_s),
+            &config.settings.env_id,
+        ),
+        OpenBao::new(
+            server("OpenBao", bao.addr(), to_bao, &bao.ca_file, bao.timeout_s),
+            &config.settings.kv_mount,
+            bao.namespace.clone(),
+        ),
+    )
+}
+
+/// Docker as a configuration names it, with the environment that every child gets.
+pub fn docker(config: &Config, cancel: &Cancel) -> Docker {
+    let environment = Environment::from_own(&config.state_dir, &|name| std::env::var_os(name));
+    Docker::new(&config.docker_bin, &config.state_dir, &config.settings.project, environment, cancel.flag())
+}
+
 impl World {
     /// Everything that a tick with this configuration may touch; nothing is touched yet.
     pub fn new(config: Config, store: Store, vault: Arc<Vault>, clock: Clock, cancel: Cancel, seed: u64) -> World {
-        let (to_tenancy, to_bao) = match &config.transport {
-            config::Transport::System => (Transport::System, Transport::System),
-            config::Transport::Proxy { tenancy, bao } => {
-                let through = |listener: &config::HostPort| Transport::Proxy { listener: listener.to_string() };
-                (through(tenancy), bao.as_ref().map_or(Transport::System, through))
-            }
-            // The mesh leads to tenancy only; OpenBao is dialled directly unless a listener is named.
-            config::Transport::Sdk { .. } => (Transport::Sdk, Transport::System),
-        };
-        let server = |name, base, transport, ca_file: &Option<PathBuf>, timeout_s| {
-            let timeout = Duration::from_secs(timeout_s);
-            Http::new(Server { name, base, transport, ca_file: ca_file.clone(), timeout, seed })
-        };
-        let (tenancy, bao) = (&config.tenancy, &config.bao);
-        let environment = Environment::from_own(&config.state_dir, &|name| std::env::var_os(name));
-        let remote = Remote {
-            tenancy: Tenancy::new(
-                server("tenancy", tenancy.addr(), to_tenancy, &tenancy.ca_file, tenancy.timeout_s),
-                &config.settings.env_id,
-            ),
-            openbao: OpenBao::new(
-                server("OpenBao", bao.addr(), to_bao, &bao.ca_file, bao.timeout_s),
-                &config.settings.kv_mount,
-                bao.namespace.clone(),
-            ),
-            vault: Arc::clone(&vault),
-        };
+        let (tenancy, openbao) = servers(&config, seed, Duration::MAX);
+        let docker = docker(&config, &cancel);
         World {
-            remote: Arc::new(remote),
-            docker: Docker::new(
-                &config.docker_bin,
-                &config.state_dir,
-                &config.settings.project,
-                environment,
-                cancel.flag(),
-            ),
+            remote: Arc::new(Remote { tenancy, openbao, vault: Arc::clone(&vault) }),
+            docker,
             config,
             store,
             vault,
