@@ -36,7 +36,7 @@ fn bundle(case: &str) -> Bundle {
 fn model(case: &str) -> Result<Model, Refusal> {
     let [a, b] = VERSIONS.map(|version| {
         let json = std::fs::read(fixtures().join(format!("{case}.{version}.json"))).unwrap();
-        Model::parse(&json, &bundle(case), "/state/releases/r", "/state")
+        Model::parse(&json, &bundle(case), "/state/releases/r", "/state", "")
     });
     assert_eq!(a, b, "the versions of Compose differ in {case}");
     a
