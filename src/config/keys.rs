@@ -283,7 +283,8 @@ pub(super) fn loopback(host: &str) -> bool {
 /// A value as YAML that reads back as itself. The items of a list stand on lines of their own in it.
 pub(super) fn quoted(kind: Kind, text: &str) -> String {
     if kind.is_list() {
-        let items: Vec<String> = text.split('\n').filter(|item| !item.is_empty()).map(|item| quoted(Kind::Path, item)).collect();
+        let items: Vec<String> =
+            text.split('\n').filter(|item| !item.is_empty()).map(|item| quoted(Kind::Path, item)).collect();
         return format!("[{}]", items.join(", "));
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "_./:@-".contains(c);

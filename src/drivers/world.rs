@@ -213,7 +213,8 @@ impl World {
             state_dir = told;
         }
         let engine = self.docker.engine().unwrap_or_default();
-        let parsed = self.with_bundle(&request.sha, |bundle| Model::parse(json.as_bytes(), bundle, &folder, &state_dir, engine));
+        let parsed =
+            self.with_bundle(&request.sha, |bundle| Model::parse(json.as_bytes(), bundle, &folder, &state_dir, engine));
         match parsed {
             Ok(Ok(model)) => Ok(model),
             Ok(Err(refusal)) => Err(ComposeFault::Refused(refusal)),

@@ -515,6 +515,40 @@ mod tests {
     }
 
     #[test]
+    fn a_service_whose_profile_is_empty_is_started_and_one_that_a_variable_hides_is_looked_at() {
+        let of = |profiles: Value, more: &str| {
+            let mut hidden = json!({ "profiles": profiles });
+            hidden[more] = json!(true);
+            let project = json!({"services": {"web": {}, "hidden": hidden}});
+            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state", "")
+        };
+        let started = |profiles: Value| {
+            let model = of(profiles, "privileged").unwrap();
+            (model.services.contains_key("hidden"), !model.demands.is_empty())
+        };
+        assert_eq!(started(json!(["", "x"])), (true, true));
+        assert_eq!(started(json!(["${X}"])), (false, true));
+        assert_eq!(started(json!(["x"])), (false, false));
+        assert!(of(json!(["x"]), "build").is_ok());
+        assert_eq!(of(json!(["${X}"]), "provider").unwrap_err().code, Code::ComposeRefused);
+    }
+
+    #[test]
+    fn a_bundle_reads_no_file_of_the_agents_own() {
+        let reads = |key: &str, path: &str| model_in(DIR, &usual(), json!({ key: [{ "path": path }] }));
+        for own in
+            ["/state/token.json", "/state/current/.env", "/state/releases/other/.env", "/etc/../state/grant.json"]
+        {
+            let refusal = reads("env_file", own).unwrap_err();
+            assert!(refusal.code == Code::ComposeRefused && refusal.detail.contains(own), "{refusal}");
+            assert!(model_in(DIR, &usual(), json!({"label_file": own})).is_err());
+        }
+        for fine in ["/state/releases/r/.env", "/state/releases/r/missing.env", "/etc/environment", "/statement"] {
+            assert!(reads("env_file", fine).is_ok(), "{fine}");
+        }
+    }
+
+    #[test]
     fn a_volume_that_is_a_bind_in_disguise_is_refused_within_a_release() {
         let of = |opts: Value| {
             let project = json!({"services": {"a": {}}, "volumes": {"v": {"driver_opts": opts}, "w": {}, "x": null}});

@@ -408,7 +408,8 @@ impl<'m> Asks<'m> {
         } else if options.split(',').any(|o| matches!(o.trim(), "bind" | "rbind")) {
             self.source(key, &device, true);
         } else if !(kind.is_empty() && device.is_empty()) && !REMOTE_FILE_SYSTEMS.contains(&kind.as_str()) {
-            let what = format!("mounts {} as {}: what that shows of the box, nobody can tell", shown(&device), shown(&kind));
+            let what =
+                format!("mounts {} as {}: what that shows of the box, nobody can tell", shown(&device), shown(&kind));
             self.add(Rule::Binds, key.clone(), what.clone(), None);
             if below(&clean(&device), "/dev").is_some() {
                 self.add(Rule::Devices, key, what, None);
@@ -575,4 +576,270 @@ fn shown(text: &str) -> String {
         short.push('…');
     }
     format!("{short:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const SITE: Site<'static> = Site { project: "/state/releases/r", state: "/state", engine: "" };
+
+    fn of(service: Value) -> Vec<Demand> {
+        of_top(service, json!({}))
+    }
+
+    fn of_top(service: Value, top: Value) -> Vec<Demand> {
+        demands("web", &service, &top, SITE)
+    }
+
+    fn keys(demands: &[Demand]) -> Vec<String> {
+        demands.iter().map(|demand| format!("{} {}", demand.rule.as_str(), demand.key)).collect()
+    }
+
+    fn rules_of_bind(source: &str) -> Vec<Rule> {
+        of(json!({"volumes": [{"type": "bind", "source": source, "target": "/t"}]})).iter().map(|d| d.rule).collect()
+    }
+
+    fn refuses(rules: &[Rule], roots: &[&str]) -> Policy {
+        Policy {
+            rules: rules.iter().map(|rule| (*rule, Stance::Refuse)).collect(),
+            bind_roots: roots.iter().map(|root| (*root).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn nothing_refuses_until_the_owner_says_so() {
+        for rule in Rule::ALL {
+            assert_ne!(rule.usual(), Stance::Refuse, "{rule:?}");
+        }
+        for word in Stance::WORDS {
+            assert_eq!(serde_json::to_value(Stance::of(word)).unwrap(), json!(word));
+        }
+        assert_eq!(Stance::of("forbid"), None);
+    }
+
+    #[test]
+    fn a_switch_is_off_only_if_it_says_so() {
+        for off in [json!(null), json!(false), json!("false"), json!("No"), json!("off"), json!("n")] {
+            assert_eq!(of(json!({"privileged": off})), [], "{off}");
+        }
+        for on in [
+            json!(true),
+            json!("true"),
+            json!("Yes"),
+            json!("on"),
+            json!("y"),
+            json!("${X:-false}"),
+            json!("1"),
+            json!(1),
+        ] {
+            assert_eq!(keys(&of(json!({"privileged": on}))), ["privileged services.web.privileged"], "{on}");
+        }
+        let hooks =
+            json!({"post_start": [{}, {"privileged": true}], "later": [{"privileged": "${X}"}, {"privileged": false}]});
+        let mut found = keys(&of(hooks));
+        found.sort();
+        assert_eq!(
+            found,
+            ["privileged services.web.later[0].privileged", "privileged services.web.post_start[1].privileged"]
+        );
+    }
+
+    #[test]
+    fn namespaces_of_services_of_the_project_are_fine() {
+        for fine in ["service:db", "service:${X}", "none", "bridge", "some-network", "private", "shareable", ""] {
+            assert_eq!(of(json!({"network_mode": fine, "pid": fine, "ipc": fine})), [], "{fine}");
+        }
+        for not in ["host", "container:x", "${X}", "h${X}", "container:${X}"] {
+            assert_eq!(of(json!({"network_mode": "none", "cgroup": not})).len(), 1, "{not}");
+        }
+    }
+
+    #[test]
+    fn the_network_of_the_box_is_seen_by_its_real_name() {
+        let top = |name: &str| json!({"networks": {"n": {"name": name, "external": true}, "default": {"name": name}}});
+        for service in [json!({"networks": {"n": null}}), json!({"networks": ["n"]}), json!({})] {
+            assert_eq!(of_top(service.clone(), top("host")).len(), 1, "{service}");
+            assert_eq!(of_top(service.clone(), top("${N}")).len(), 1, "{service}");
+            assert_eq!(of_top(service.clone(), top("hosts")), [], "{service}");
+        }
+        assert_eq!(of_top(json!({"networks": {"${N}": null}}), top("x")).len(), 1);
+        assert_eq!(of_top(json!({"network_mode": "none"}), top("host")), []);
+    }
+
+    #[test]
+    fn capabilities_that_every_container_has_may_be_added_after_all_were_dropped() {
+        let added = |capability: &str| of(json!({"cap_add": [capability]})).len();
+        for usual in ["CHOWN", "cap_chown", "CAP_NET_BIND_SERVICE"] {
+            assert_eq!(added(usual), 0, "{usual}");
+        }
+        for more in ["ALL", "SYS_ADMIN", "cap_net_admin", "CAP_${X}", "CHOWN${X}"] {
+            assert_eq!(added(more), 1, "{more}");
+        }
+    }
+
+    #[test]
+    fn the_socket_is_seen_by_each_of_its_names_and_in_its_folders() {
+        for socket in
+            ["/var/run/docker.sock", "/run/docker.sock", "//run/./x/../docker.sock/", "/run/podman/podman.sock"]
+        {
+            assert_eq!(rules_of_bind(socket), [Rule::DockerSocket], "{socket}");
+        }
+        for folder in [
+            "/",
+            "/run",
+            "/var",
+            "/var/run/",
+            "/srv/..",
+            "/run/containerd",
+            "/proc/1/root",
+            "/proc/self/cwd/run",
+            "/dev/fd/3",
+        ] {
+            assert_eq!(rules_of_bind(folder), [Rule::DockerSocket, Rule::Binds], "{folder}");
+        }
+        for other in ["/run/docker.sock2", "/runs", "/srv", "/proc", "/proc/cpuinfo", "/dev"] {
+            assert_eq!(rules_of_bind(other), [Rule::Binds], "{other}");
+        }
+        let own = |source: &str| {
+            let site = Site { engine: "unix:///srv/e/d.sock", ..SITE };
+            let service = json!({"volumes": [{"type": "bind", "source": source, "target": "/t"}]});
+            demands("web", &service, &json!({}), site).iter().map(|d| d.rule).collect::<Vec<_>>()
+        };
+        assert_eq!(own("/srv/e/d.sock"), [Rule::DockerSocket]);
+        assert_eq!(own("/srv/e"), [Rule::DockerSocket, Rule::Binds]);
+        assert_eq!(own("/srv/f"), [Rule::Binds]);
+        let site = Site { engine: "tcp://10.0.0.1:2376", ..SITE };
+        assert_eq!(site.sockets(), SITE.sockets());
+    }
+
+    #[test]
+    fn a_bind_within_a_root_is_fine_whatever_the_rule_says() {
+        let policy = refuses(&[Rule::Binds, Rule::DockerSocket], &["/srv", "/mnt/data"]);
+        let refused = |source: &str| {
+            let service = json!({"volumes": [{"type": "bind", "source": source, "target": "/t"}]});
+            policy.judge(&of(service)).refusal.is_some()
+        };
+        for fine in ["/srv", "/srv/app/./x/", "/srv/a/../b", "/mnt/data/x", "/state/releases/r/conf"] {
+            assert!(!refused(fine), "{fine}");
+        }
+        for not in ["/srvs", "/srv/../etc", "/mnt", "/mnt/datas", "/srv/${X}", "/", "/etc", "~/x", "", "srv"] {
+            assert!(refused(not), "{not}");
+        }
+        // Everything is within the root of all, but for what nobody can tell and what holds the agent's own files.
+        let all = refuses(&[Rule::Binds], &["/"]);
+        let bind = |source: &str| of(json!({"volumes": [{"type": "bind", "source": source, "target": "/t"}]}));
+        assert_eq!(all.judge(&bind("/etc")), Judgement::default());
+        assert!(all.judge(&bind("/")).refusal.is_some() && all.judge(&bind("/${X}")).refusal.is_some());
+    }
+
+    #[test]
+    fn what_a_variable_says_of_a_mount_counts_as_the_worst_of_it() {
+        for volume in [
+            json!({"type": "volume", "source": "${X}", "target": "/t"}),
+            json!({"type": "volume", "target": "${X}"}),
+            json!({"type": "${X}", "source": "/srv", "target": "/t"}),
+            json!({"type": "bind", "source": "/srv/${X}", "target": "/t"}),
+            json!({"type": "bind", "source": "/state/releases/r/conf/${X}", "target": "/t"}),
+        ] {
+            let rules: Vec<Rule> = of(json!({"volumes": [volume]})).iter().map(|d| d.rule).collect();
+            assert_eq!(rules, [Rule::DockerSocket, Rule::Binds], "{volume}");
+        }
+        // `$$` is no variable.
+        assert_eq!(rules_of_bind("/srv/$$x"), [Rule::Binds]);
+    }
+
+    #[test]
+    fn a_named_volume_is_what_the_local_driver_makes_of_it() {
+        let volume = |definition: Value| {
+            let service = json!({"volumes": [{"type": "volume", "source": "v", "target": "/t"}]});
+            of_top(service, json!({"volumes": {"v": definition, "unused": {"driver": "x"}}}))
+        };
+        for fine in [
+            json!(null),
+            json!({}),
+            json!({"external": true, "name": "x"}),
+            json!({"driver": "local", "driver_opts": {"size": "1"}}),
+            json!({"driver_opts": {"type": "nfs", "o": "addr=${HOST}x".replace("${HOST}", ""), "device": ":/x"}}),
+            json!({"driver_opts": {"type": "tmpfs", "device": "tmpfs"}}),
+        ] {
+            assert_eq!(volume(fine.clone()), [], "{fine}");
+        }
+        let path = |definition: Value| volume(definition).first().and_then(|demand| demand.path.clone());
+        let bind = |device: &str| json!({"driver_opts": {"type": "none", "O": "ro, bind", "device": device}});
+        assert_eq!(path(bind("/srv/x")).as_deref(), Some("/srv/x"));
+        assert_eq!(path(bind("/srv/a/../x")), None);
+        assert_eq!(volume(bind("/run/docker.sock"))[0].rule, Rule::DockerSocket);
+        for (definition, rules) in [
+            (json!({"driver_opts": {"type": "ext4", "device": "/dev/sda1"}}), vec![Rule::Binds, Rule::Devices]),
+            (json!({"driver_opts": {"type": "proc", "device": "proc"}}), vec![Rule::Binds]),
+            (json!({"driver_opts": {"type": "overlay", "device": "o", "o": "lowerdir=/etc"}}), vec![Rule::Binds]),
+            (json!({"driver_opts": {"type": "tmpfs", "o": "bind", "device": "/etc"}}), vec![Rule::Binds]),
+            (
+                json!({"driver_opts": {"type": "none", "o": "${O}", "device": "/srv"}}),
+                vec![Rule::DockerSocket, Rule::Binds],
+            ),
+            (json!({"driver": "${D}"}), vec![Rule::Binds]),
+            (json!({"driver": "vendor/x"}), vec![Rule::Binds]),
+        ] {
+            let found: Vec<Rule> = volume(definition.clone()).iter().map(|demand| demand.rule).collect();
+            assert_eq!(found, rules, "{definition}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_fixed_by_a_digest_and_nothing_else() {
+        let hex = "0123456789abcdef".repeat(4);
+        for fixed in [format!("a@sha256:{hex}"), format!("${{R}}/a:1@sha256:{hex}"), format!("a@sha512:{hex}{hex}")] {
+            assert_eq!(of(json!({"image": fixed})), [], "{fixed}");
+        }
+        let open = ["a", "a:1", "${I}", "a@sha256:${D}"].map(str::to_owned);
+        let odd =
+            [format!("${{X:-a@sha256:{hex}}}"), format!("a@sha256:{}", &hex[1..]), format!("a@sha256:{}G", &hex[1..])];
+        for image in open.into_iter().chain(odd) {
+            assert_eq!(keys(&of(json!({"image": image}))), ["images services.web.image"], "{image}");
+        }
+    }
+
+    #[test]
+    fn files_that_compose_reads_count_as_binds() {
+        let files = json!({"env_file": [{"path": "/etc/x", "required": true}, "/state/releases/r/.env"], "label_file": "/srv/y"});
+        let found = of(files);
+        assert_eq!(keys(&found), ["binds services.web.env_file[0]", "binds services.web.label_file[0]"]);
+        assert_eq!(found[1].path.as_deref(), Some("/srv/y"));
+        let top = json!({"secrets": {"a": {"file": "/etc/a"}, "b": {"environment": "B"}, "c": {"file": "/etc/c"}}});
+        assert_eq!(keys(&of_top(json!({"secrets": [{"source": "c"}]}), top.clone())), ["binds secrets.c.file"]);
+        assert_eq!(of_top(json!({"secrets": ["${S}"]}), top).len(), 2);
+    }
+
+    #[test]
+    fn everything_refused_is_named_and_what_has_no_room_is_in_the_journal() {
+        let policy = refuses(&[Rule::Privileged, Rule::Capabilities], &[]);
+        let few = policy.judge(&of(json!({"privileged": true, "cap_add": ["ALL"], "devices": ["/dev/kvm"]})));
+        assert_eq!(
+            few.refusal.unwrap().detail,
+            "services.web.privileged is \"true\" (policy.privileged); services.web.cap_add[0] is \"ALL\" (policy.capabilities)"
+        );
+        assert_eq!(few.warnings, ["services.web.devices[0] is \"/dev/kvm\" (policy.devices)"]);
+        let many = policy.judge(&of(json!({"privileged": true, "cap_add": vec!["ALL"; 40]})));
+        let detail = many.refusal.unwrap().detail;
+        assert!(detail.chars().count() < ROOM + 60 && detail.contains(" more, which the journal names"), "{detail}");
+        assert_eq!(many.warnings.len(), 41);
+        let flood = policy.judge(&of(json!({"cap_add": vec!["ALL"; 40_000]})));
+        assert_eq!(flood.warnings.len(), MAX_WARNINGS + 1);
+        assert!(flood.warnings[MAX_WARNINGS].contains("39900 more"), "{}", flood.warnings[MAX_WARNINGS]);
+    }
+
+    #[test]
+    fn a_value_is_shown_short_and_without_what_a_terminal_obeys() {
+        let long = of(json!({"runtime": format!("\u{1b}[2J{}", "x".repeat(5000))}));
+        assert!(long[0].what.len() < 130 && !long[0].what.contains('\u{1b}'), "{}", long[0].what);
+    }
+
+    #[test]
+    fn a_policy_of_an_older_recording_is_the_usual_one() {
+        assert_eq!(serde_json::from_str::<Policy>("{}").unwrap(), Policy::default());
+        assert_eq!(Policy::default().stance(Rule::Binds), Stance::Allow);
+    }
 }
