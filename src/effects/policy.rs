@@ -163,11 +163,13 @@ impl Demand {
 /// As many of these as there is room for, and how many there are besides.
 fn in_short(all: &[String]) -> String {
     let mut room = ROOM;
+    // One that is too long does not hide those after it.
     let fits = |words: &&String| {
-        room = room.checked_sub(words.chars().count() + 2).unwrap_or_default();
-        room > 0
+        let left = room.checked_sub(words.chars().count() + 2);
+        room = left.unwrap_or(room);
+        left.is_some()
     };
-    let named: Vec<&str> = all.iter().take_while(fits).map(String::as_str).collect();
+    let named: Vec<&str> = all.iter().filter(fits).map(String::as_str).collect();
     match all.len() - named.len() {
         0 => named.join("; "),
         more if named.is_empty() => format!("{more} things, which the journal names"),
@@ -826,6 +828,10 @@ mod tests {
         let detail = many.refusal.unwrap().detail;
         assert!(detail.chars().count() < ROOM + 60 && detail.contains(" more, which the journal names"), "{detail}");
         assert_eq!(many.warnings.len(), 41);
+        let long = "x".repeat(1000);
+        let hidden = demands(&long, &json!({"privileged": true}), &json!({}), SITE);
+        let named = policy.judge(&[hidden, of(json!({"privileged": true}))].concat()).refusal.unwrap().detail;
+        assert!(named.contains("services.web.privileged") && named.contains("and 1 more"), "{named}");
         let flood = policy.judge(&of(json!({"cap_add": vec!["ALL"; 40_000]})));
         assert_eq!(flood.warnings.len(), MAX_WARNINGS + 1);
         assert!(flood.warnings[MAX_WARNINGS].contains("39900 more"), "{}", flood.warnings[MAX_WARNINGS]);
