@@ -151,7 +151,7 @@ fn what_a_compose_file_asks_of_the_box_is_seen_in_each_form() {
         ("socket-of-another", vec![Rule::DockerSocket, Rule::Binds]),
         ("binds", vec![Rule::DockerSocket, Rule::Binds]),
         ("volumes-in-disguise", vec![Rule::Devices, Rule::DockerSocket, Rule::Binds]),
-        ("files", vec![Rule::DockerSocket, Rule::Binds]),
+        ("files", vec![Rule::Binds]),
         ("images", vec![Rule::Images]),
         ("images-by-variable", vec![Rule::Images]),
     ] {
@@ -167,7 +167,7 @@ fn what_a_compose_file_asks_of_the_box_is_seen_in_each_form() {
 fn what_only_newer_versions_know_is_seen_too() {
     let json = std::fs::read(fixtures().join("policy-newer.2.40.3.json")).unwrap();
     let model = Model::parse(&json, &bundle("policy-newer"), "/state/releases/r", "/state", "").unwrap();
-    insta::assert_snapshot!(asked(&model), @"");
+    insta::assert_snapshot!("policy_newer", asked(&model));
 }
 
 #[test]

@@ -183,7 +183,7 @@ fn what_is_wrong_in_a_list_is_said_with_its_line_and_item() {
         ("\n    - /a\n    - b: /srv", 9, "policy.bind_roots: item 2 must be one value, no list or map"),
         ("\n    - /a\n    - &x /b", 9, "anchor"),
         ("\n    - !x /a", 8, "tag"),
-        ("\n    - |\n      /a", 8, "one line"),
+        ("\n    - |\n      /a", 9, "policy.bind_roots: a text of several lines"),
     ] {
         let error = with(&format!("policy:\n  bind_roots:{text}\n")).unwrap_err();
         let fits = |l: &str| l.starts_with(&format!("c.yaml:{line}:")) && l.contains(said);

@@ -126,7 +126,8 @@ fn walk(text: &str, entries: &mut Vec<Entry>, problems: &mut Vec<Problem>) -> Re
             Event::MappingEnd if in_list > 0 => in_list -= 1,
             Event::Scalar(text, style, ..) if in_list == 1 => {
                 if span.end.line() != line && !(style == ScalarStyle::Plain && text.is_empty()) {
-                    return Err(Problem::at(line, "", "a text of several lines: values are one line here"));
+                    let path = entries.last().map_or("", |entry| entry.path.as_str());
+                    return Err(Problem::at(line, path, "a text of several lines: values are one line here"));
                 }
                 listed += 1;
                 item(entries, Item { line, scalar: Some((text.into_owned(), style == ScalarStyle::Plain)) });

@@ -185,7 +185,7 @@ fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
             let planned = rig.run(&["tick", "--dry-run"]);
             let ran = rig.tick_fails("POLICY_REFUSED");
             let detail = rig.report()["detail"].as_str().unwrap().to_owned();
-            for says in [*key, &format!("(policy.{rule})")] {
+            for says in [*key, format!("(policy.{rule})").as_str()] {
                 assert!(detail.starts_with("POLICY_REFUSED: ") && detail.contains(says), "{says}: {detail}");
                 assert!(planned.stdout.contains(says), "{says}: {planned:?}");
             }
