@@ -164,7 +164,7 @@ fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
             rig.docker_says(&["image", "inspect", "-f", "{{join .RepoDigests \"\\n\"}}", &rig.image("web:1")]);
         let digest = digests.lines().find(|digest| digest.starts_with(&rig.image("web@"))).unwrap().to_owned();
         let before = (rig.calls("POST", "/leases"), rig.all_ids());
-        let bundle = |generation: i64, service: &str| {
+        let bundle = |rig: &Rig, generation: i64, service: &str| {
             let image = if service.contains("image:") { "" } else { "image: '@web:1', " };
             let compose = format!(
                 "services: {{web: {{{image}{service}}}}}\n\
@@ -177,7 +177,7 @@ fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
         };
         let mut cases = Vec::new();
         for (n, (rule, asks, nearly, key)) in (1..).zip(POLICY) {
-            cases.push((rule, bundle(n, asks), bundle(100 + n, nearly), key));
+            cases.push((rule, bundle(rig, n, asks), bundle(rig, 100 + n, nearly), key));
         }
         for (rule, asks, _, key) in &cases {
             rig.set(&format!("policy.{rule}"), "refuse");
@@ -204,7 +204,7 @@ fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
         for (rule, ..) in POLICY {
             rig.set(&format!("policy.{rule}"), "refuse");
         }
-        rig.deploy(&bundle(300, "image: '@digest', volumes: ['@root/fine:/x', './conf:/y:ro', 'memory:/z']"));
+        rig.deploy(&bundle(rig, 300, "image: '@digest', volumes: ['@root/fine:/x', './conf:/y:ro', 'memory:/z']"));
     });
 }
 
