@@ -20,6 +20,9 @@ fmt: ## Format
 test: ## Every suite, on a real stack that is started and stopped (STACK=off: without it)
 	./tests/run.sh
 
+soak: ## What takes minutes: the agent and an engine of its own killed at every stage, larger bounds; prints the figures
+	./tests/soak.sh
+
 demo: ## The whole loop on embedded stand-ins
 	cargo run --locked -- demo
 
@@ -36,4 +39,4 @@ stack-down: ## Stop it
 incident: ## A field recording becomes a fixture: make incident FROM=recording.jsonl NAME=2026-09-what-happened
 	./fixtures/incidents/add.sh "$(FROM)" "$(NAME)"
 
-.PHONY: help check fmt test demo bench stack-up stack-down incident
+.PHONY: help check fmt test soak demo bench stack-up stack-down incident
