@@ -107,7 +107,9 @@ copy() { # NAME FROM TO
   if [[ -d $2 ]]; then
     tar -C "$2" --owner=0 --group=0 -c . | docker exec -i "$1" sh -c 'mkdir -p "$1" && tar -x -C "$1"' sh "$3"
   else
-    docker exec -i "$1" sh -c 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"' sh "$3" "$(stat -c %a "$2")" <"$2"
+    local mode
+    mode=$(stat -c %a "$2")
+    docker exec -i "$1" sh -c 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"' sh "$3" "$mode" <"$2"
   fi
 }
 
