@@ -99,6 +99,8 @@ start() {
   wait_for 60 "$name has booted" docker exec "$name" sh -c 'test -S /run/systemd/private'
   state=$(docker exec "$name" timeout 90 systemctl is-system-running --wait || true)
   [[ $state == running ]] || { docker exec "$name" systemctl --failed >&2 || true; die "$name is '$state'"; }
+  # As systemd has it outside of containers: without it a unit's LoadCredential= stays empty.
+  docker exec "$name" mount --make-rshared /
   [[ $docker == no ]] || give_docker "$name"
   echo "$name"
 }
