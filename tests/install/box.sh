@@ -89,7 +89,7 @@ start() {
   fi
   name=${1:-monky-box-$(random_name)}
   build
-  docker run -d --name "$name" --hostname "$name" --label monky-box=1 --network host \
+  docker run -d --name "$name" --hostname "$name" --add-host "$name:127.0.0.1" --label monky-box=1 --network host \
     --cap-add SYS_ADMIN --cgroupns=host --tmpfs /run --tmpfs /run/lock -v /sys/fs/cgroup:/sys/fs/cgroup:rw \
     -v "${STACK_DOCKER_HOST#unix://}":/engine/docker.sock \
     --env container=docker "$IMAGE" /sbin/init >/dev/null

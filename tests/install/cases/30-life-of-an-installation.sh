@@ -32,9 +32,9 @@ box=$("$HERE/box.sh" start)
 "$HERE/box.sh" copy "$box" "$DEB" /root/first.deb
 # The next version: the same files under a higher number, for a second build would take minutes and differ in nothing else.
 dpkg-deb -R "$DEB" "$dir/next"
-sed -i 's/^Version: .*/&+next/' "$dir/next/DEBIAN/control"
+sed -i 's/^Version: .*/&+1/' "$dir/next/DEBIAN/control"
 dpkg-deb --root-owner-group -b "$dir/next" "$dir/next.deb" >/dev/null
-sed -i 's/+next$/+last/' "$dir/next/DEBIAN/control"
+sed -i 's/+1$/+2/' "$dir/next/DEBIAN/control"
 dpkg-deb --root-owner-group -b "$dir/next" "$dir/last.deb" >/dev/null
 for version in next last; do "$HERE/box.sh" copy "$box" "$dir/$version.deb" "/root/$version.deb"; done
 
@@ -67,7 +67,7 @@ more_ticks() { (($(ticks) > $1)); }
 before=$(ticks)
 pid_of_timer=$(in_box systemctl show -p ActiveEnterTimestampMonotonic monky-deployd.timer)
 install_deb /root/next.deb >/dev/null
-says "the upgrade is in place" "+next" in_box dpkg-query -W monky-deployd
+says "the upgrade is in place" "+1" in_box dpkg-query -W monky-deployd
 says "configuration is kept" "env_id: $PLANE_ENV_ID" in_box cat /etc/monky-deployd/config.yaml
 says "state is kept" "$first" agent status --format json
 says "the timer is still enabled" enabled in_box systemctl is-enabled monky-deployd.timer
@@ -89,7 +89,7 @@ in_tick() { [[ -n $(web) && $(web) != "$running" && $(in_box systemctl is-active
 wait_for 120 "a tick is in the middle of the next deploy" in_tick
 pid=$(in_box systemctl show -p MainPID --value monky-deployd.service)
 install_deb /root/last.deb >/dev/null
-says "the upgrade in the middle of a tick is in place" "+last" in_box dpkg-query -W monky-deployd
+says "the upgrade in the middle of a tick is in place" "+2" in_box dpkg-query -W monky-deployd
 says "the tick was left to go on" "$pid" in_box systemctl show -p MainPID --value monky-deployd.service
 docker exec "$(web)" touch /tmp/ready
 wait_for 60 "it has finished its deploy" reported "$slow"
