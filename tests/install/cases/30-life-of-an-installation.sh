@@ -44,6 +44,7 @@ says "the state directory is its own" "monky-deployd monky-deployd 700" in_box s
 says "the timer waits for a configuration" disabled in_box systemctl is-enabled monky-deployd.timer
 says "nothing runs" inactive in_box systemctl is-active monky-deployd.timer
 
+holds "a unit's hardening is in force in this box" in_box sh -c '! systemd-run -q --wait -p ProtectSystem=strict touch /etc/touched 2>/dev/null && ! test -e /etc/touched'
 "$HERE/box.sh" copy "$box" "$dir/plane/config.yaml" /etc/monky-deployd/config.yaml
 "$HERE/box.sh" copy "$box" "$dir/plane/bao-ca.pem" /etc/monky-deployd/bao-ca.pem
 agent bootstrap --grant-file - <"$dir/plane/bootstrap.jwt" >/dev/null
