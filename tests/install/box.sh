@@ -95,8 +95,8 @@ start() {
     --env container=docker "$IMAGE" /sbin/init >/dev/null
   # 'degraded' would be an end too, and a bad one.
   local state
-  wait_for 60 "$name answers" docker exec "$name" systemctl --version
-  wait_for 60 "$name has booted" docker exec "$name" sh -c 'test -S /run/systemd/private'
+  wait_for 120 "$name answers" docker exec "$name" systemctl --version
+  wait_for 120 "$name has booted" docker exec "$name" sh -c 'test -S /run/systemd/private'
   state=$(docker exec "$name" timeout 90 systemctl is-system-running --wait || true)
   [[ $state == running ]] || { docker exec "$name" systemctl --failed >&2 || true; die "$name is '$state'"; }
   # As systemd has it outside of containers: without it a unit's LoadCredential= stays empty.
