@@ -10,7 +10,7 @@ set -euo pipefail
 set -o errtrace
 umask 077
 
-DEFAULT_VERSION="0.2.0"
+DEFAULT_VERSION="0.2.0" # from Cargo.toml, by packaging/versions.sh
 
 # ---- Flags: one row each. NAME | VALUE (none: a switch) | ENVIRONMENT | MEANING
 flags() {
@@ -28,8 +28,9 @@ bootstrap-file|FILE|MONKY_BOOTSTRAP_FILE|The one-time bootstrap grant (a JWT) fo
 transport|HOW|MONKY_TRANSPORT|system, proxy or sdk. Without it: what is configured, or system.
 enrol-jwt|FILE|MONKY_ENROL_JWT|The one-time OpenZiti enrolment token (a JWT).
 no-tunneler||MONKY_NO_TUNNELER|Install no tunneler: this box reaches tenancy without one, or has its own.
-proxy-tenancy|HOST:PORT|MONKY_PROXY_TENANCY|With proxy: the local listener for tenancy.
+proxy-tenancy|HOST:PORT|MONKY_PROXY_TENANCY|With proxy: the local listener for tenancy. Without it: 127.0.0.1:8441.
 proxy-bao|HOST:PORT|MONKY_PROXY_BAO|With proxy: the local listener for OpenBao. Without it OpenBao is dialled directly.
+proxy-services|LIST|MONKY_PROXY_SERVICES|With proxy: the OpenZiti services and their local ports, such as 'tenancy:8441 bao:8442'.
 sdk-service|NAME|MONKY_SDK_SERVICE|With sdk: the OpenZiti service of tenancy.
 sdk-library|FILE|MONKY_SDK_LIBRARY|With sdk: libziti.so.
 ziti-repo-url|URL|MONKY_ZITI_REPO_URL|OpenZiti's package repository, or a mirror of it.
@@ -195,6 +196,7 @@ validate() {
   [[ ${opt[source]} =~ ^(|gitlab|gitea)$ ]] || misused "--source must be gitlab or gitea, and is '${opt[source]}'"
   [[ ${opt[version]} =~ ^(|[0-9][0-9A-Za-z.+~-]*)$ ]] || misused "--version must look like 0.2.0, and is '${opt[version]}'"
   [[ ${opt[sha256]} =~ ^(|[0-9a-fA-F]{64})$ ]] || misused "--sha256 must be 64 hex digits"
+  [[ ${opt[proxy-services]} =~ ^(|[A-Za-z0-9._-]+:[0-9]+( [A-Za-z0-9._-]+:[0-9]+)*)$ ]] || misused "--proxy-services must look like 'tenancy:8441 bao:8442', and is '${opt[proxy-services]}'"
   [[ ${opt[docker-data-root]} =~ ^(|/[A-Za-z0-9._/-]+)$ && /${opt[docker-data-root]}/ != */../* ]] ||
     misused "--docker-data-root must be an absolute path of letters, digits, . _ - /, and is '${opt[docker-data-root]}'"
   for name in gitlab-url gitea-url ziti-repo-url ziti-key-url; do
@@ -270,7 +272,8 @@ at_least() { # HAVE WANT
 }
 
 installed_version() { # PACKAGE
-  dpkg-query -W -f='${db:Status-Status} ${Version}' "$1" 2>/dev/null | sed -n 's/^installed //p'
+  # Nothing if it is not there, which dpkg-query calls an error.
+  { dpkg-query -W -f='${db:Status-Status} ${Version}' "$1" 2>/dev/null || true; } | sed -n 's/^installed //p'
 }
 
 # With the usual umask: what apt makes is for everyone to read.
@@ -326,8 +329,6 @@ preflight() {
   [[ -d $root/run/systemd/system ]] || die "systemd is not process 1 here: the agent is started by a systemd timer" "run this on the box itself, not in a container or chroot without systemd"
   command -v docker >/dev/null || die "there is no docker command on this box" "install a Docker engine first: apt-get install docker.io, or Docker's own packages (docs.docker.com/engine/install)"
 }
-
-needs_agent() { [[ -z $(installed_version "$package") ]]; }
 
 package_file() { # VERSION
   printf '%s_%s_%s.deb' "$package" "$1" "$(dpkg --print-architecture)"
@@ -531,11 +532,15 @@ wanted_keys() {
   want env_id "${opt[env]}"
   want site "${opt[site]}"
   want transport "${opt[transport]}"
+  if [[ ${opt[transport]} == proxy && -z ${opt[proxy-tenancy]} ]] && ! config_get "$root$etc/config.yaml" proxy.tenancy >/dev/null; then
+    # The port of the package's own proxy.env.
+    opt[proxy-tenancy]=127.0.0.1:8441
+  fi
   want proxy.tenancy "${opt[proxy-tenancy]}"
   want proxy.bao "${opt[proxy-bao]}"
   want sdk.service "${opt[sdk-service]}"
   want sdk.library "${opt[sdk-library]}"
-  [[ ${opt[transport]} != sdk ]] || want sdk.identity_file "$etc/ziti/identity.json"
+  [[ ${opt[transport]} != sdk ]] || want sdk.identity_file "$etc/identity.json"
   want tenancy.host "${opt[tenancy-host]}"
   want tenancy.port "${opt[tenancy-port]}"
   want bao.addr "${opt[bao-addr]}"
@@ -783,12 +788,12 @@ configured() { # KEY DEFAULT
 
 transport() { configured transport system; }
 
-# system: where ziti-edge-tunnel's service looks. Else: the agent's own.
+# system: where ziti-edge-tunnel's service looks. proxy: where the package's proxy unit looks.
 identity_file() {
   if [[ $(transport) == system ]]; then
     printf '/opt/openziti/etc/identities/monky-%s.json' "$(configured env_id box)"
   else
-    printf '%s/ziti/identity.json' "$etc"
+    printf '%s/identity.json' "$etc"
   fi
 }
 
@@ -868,14 +873,15 @@ plan_enrolment() {
 enrol() {
   [[ $enrolling == yes ]] || return 0
   local to owner=""
+  declare -g proxy_is_new=""
   to=$root$(identity_file)
   [[ $(transport) != system ]] || ! id -u ziti >/dev/null 2>&1 || owner=ziti:
   run() {
     local done_by folder=${to%/*} status=0
-    # On the disk where it will stay, so that a full disk is met before the token is used up, not after.
-    folder "${folder%/*}" 0755
-    [[ -d $folder ]] || install -d -m 0700 ${owner:+-o "${owner%:}"} "$folder"
-    stage=$(mktemp -d "${folder%/*}/.enrol.XXXXXX")
+    folder "$folder" 0755
+    # Beside what ziti-edge-tunnel reads, and on the disk where the identity will stay: a full one is met before the token
+    # is used up, not after.
+    stage=$(mktemp -d "${folder%/*}/.monky-enrol.XXXXXX")
     head -c 65536 /dev/zero >"$stage/room" && rm "$stage/room"
     # A copy: `ziti edge enroll` removes what it is given, even if it fails.
     cat "${opt[enrol-jwt]}" >"$stage/enrol.jwt"
@@ -900,12 +906,39 @@ enrol() {
     stage=""
   }
   change "enrol this box as $to" run
+  proxy_is_new=yes
   note "${opt[enrol-jwt]} is used up; remove it"
   # It reads its identities when it starts.
   if [[ $(transport) == system ]] && systemctl cat ziti-edge-tunnel.service >/dev/null 2>&1; then
     restart() { systemctl enable --quiet ziti-edge-tunnel.service && systemctl restart ziti-edge-tunnel.service; }
     change "start ziti-edge-tunnel with it" restart
   fi
+}
+
+# Which services the package's proxy unit listens for. One line of its file; the others stay.
+write_proxy_env() {
+  local file=$root$etc/proxy.env line="SERVICES=${opt[proxy-services]}"
+  if [[ -z ${opt[proxy-services]} ]] || { [[ -f $file ]] && grep -Fx "$line" "$file" >/dev/null; }; then return 0; fi
+  run() {
+    folder "$root$etc" 0755
+    { grep -v '^SERVICES=' "$file" 2>/dev/null || true; echo "$line"; } | put "$file" 0644
+  }
+  change "write $line to $file" run
+  proxy_is_new=yes
+}
+
+start_proxy() {
+  [[ $(transport) == proxy && ${opt[no-tunneler]} != yes ]] || return 0
+  local unit=monky-deployd-proxy.service
+  if [[ ! -s $root$(identity_file) && ${opt[dry-run]} != yes ]]; then
+    note "$unit is not started: this box is not enrolled (--enrol-jwt)"
+    return 0
+  fi
+  if [[ $proxy_is_new == yes ]] && systemctl is-active --quiet $unit; then
+    again() { systemctl restart "$unit"; }
+    change "restart $unit" again
+  fi
+  start_unit $unit proxy
 }
 
 # ---- The package, and what comes after
@@ -917,7 +950,15 @@ install_package() {
       -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "$deb" ||
       die "the package could not be installed: $(tail_of "$work/apt.log")" "mend what apt says, and run this again"
   }
-  change "install $package $(dpkg-deb -f "$deb" Version)$(needs_agent || printf ' over %s' "$(installed_version "$package")")" run
+  local over
+  over=$(installed_version "$package")
+  change "install $package $(dpkg-deb -f "$deb" Version)${over:+ over $over}" run
+  if [[ -z $agent && ${opt[dry-run]} != yes ]]; then
+    monky-deployd --config "$root$etc/config.yaml" config check >"$work/check.log" 2>&1 ||
+      die "the agent does not take $etc/config.yaml: $(tail_of "$work/check.log")" "mend it, and run this again"
+  fi
+  # With sdk the agent itself reads the identity; else only root does.
+  [[ $(transport) != sdk || ! -f $root$etc/identity.json || ${opt[dry-run]} == yes ]] || chown "$user:" "$root$etc/identity.json"
 }
 
 # Runs the agent as its own user: as root it would leave files that its user cannot read.
@@ -992,6 +1033,7 @@ main() {
   leave_the_process_list
   validate
   [[ ${opt[dry-run]} != yes ]] || say "A dry run: nothing is changed."
+  [[ ${opt[transport]} != sdk ]] || note "transport: sdk is accepted by this agent and does not work yet (README, Limits): proxy and system do"
 
   # What can be wrong, before anything is changed.
   preflight
@@ -1012,9 +1054,11 @@ main() {
   install_ca "${opt[tenancy-ca]}" tenancy-ca.pem
   install_ca "${opt[bao-ca]}" bao-ca.pem
   write_configuration
+  write_proxy_env
   install_package
   set_data_root
   bootstrap
+  start_proxy
   start_unit monky-deployd.timer timer
 
   local status=0
