@@ -568,7 +568,7 @@ prepare_configuration() {
     # A last line without its end would grow into ours.
     [[ -z $(tail -c1 "$new") ]] || echo >>"$new"
   else
-    printf '# Every key, its meaning and its default: /usr/share/doc/monky-deployd/, or the README.\n' >"$new"
+    printf '# Written by install.sh. Every key, its meaning and its default: /usr/share/doc/monky-deployd/examples/config.example.yaml\n' >"$new"
   fi
   for one in "${wanted[@]}"; do
     key=${one%%=*}
