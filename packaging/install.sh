@@ -837,6 +837,7 @@ install_tunneler() {
     fetch_key "$key" "$work/openziti.asc" || die "OpenZiti's repository could not be reached: $key: $(tail_of "$work/curl.log")" "${how[@]}"
     grep -q -- '-----BEGIN PGP PUBLIC KEY BLOCK-----' "$work/openziti.asc" || die "$key holds no PGP key" "${how[@]}"
     folder "${ring%/*}" 0755
+    folder "${list%/*}" 0755
     put "$ring" 0644 <"$work/openziti.asc"
     put "$list" 0644 <<<"deb [signed-by=${ring#"$root"}] $repo $suite main"
     if ! apt update -o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0 ||

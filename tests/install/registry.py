@@ -2,9 +2,9 @@
 """Plays a registry of generic packages on loopback, for the installer's tests: serves the files of a folder, and writes down
 what it was asked.
 
-    registry.py FOLDER LOG PORT-FILE [--token HEADER: VALUE] [--cut BYTES] [--redirect BASE] [--status CODE]
+    registry.py FOLDER LOG PORT-FILE [--cut BYTES] [--redirect BASE] [--status CODE]
 
---token: what lacks this header gets 401. --cut: sends the right length and only so many bytes. --redirect: sends everyone to
+What lacks the header of $REGISTRY_HEADER ("Name: value") gets 401. --cut: sends the right length and only so many bytes. --redirect: sends everyone to
 BASE + path. Invariant: every request is in LOG, with all its headers, before it is answered.
 """
 import argparse
@@ -16,25 +16,23 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=pathlib.Path)
 parser.add_argument("log", type=pathlib.Path)
 parser.add_argument("port_file", type=pathlib.Path)
-parser.add_argument("--token")
 parser.add_argument("--cut", type=int)
 parser.add_argument("--redirect")
 parser.add_argument("--status", type=int)
 options = parser.parse_args()
+name, _, value = os.environ.get("REGISTRY_HEADER", "").partition(": ")
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         with options.log.open("a") as log:
             log.write(f"GET {self.path}\n")
-            for name, value in self.headers.items():
-                log.write(f"    {name}: {value}\n")
+            for header in self.headers.items():
+                log.write("    {}: {}\n".format(*header))
         if options.status:
             return self.answer(options.status, b"")
-        if options.token:
-            name, _, value = options.token.partition(": ")
-            if self.headers.get(name) != value:
-                return self.answer(401, b'{"message":"401 Unauthorized"}')
+        if name and self.headers.get(name) != value:
+            return self.answer(401, b'{"message":"401 Unauthorized"}')
         if options.redirect:
             self.send_response(302)
             self.send_header("Location", options.redirect + self.path)

@@ -14,6 +14,8 @@ real_agent=${MONKY_DEPLOYD_BIN:-$repo/target/debug/monky-deployd}
 [[ -x $real_agent ]] || (cd "$repo" && cargo build --locked --quiet) || exit 1
 all=$(mktemp -d "${TMPDIR:-/tmp}/monky-installer.XXXXXX")
 servers=()
+# In every secret of this run, and of no other.
+word=CANARY$$
 trap 'for pid in "${servers[@]}"; do kill "$pid"; done; rm -rf "$all"' EXIT
 
 # ---- Stand-ins. Each appends a line to $T/calls; if there is a file $T/watch, it writes what the process list shows of
@@ -25,7 +27,7 @@ stub() { # NAME BODY
 printf '%s %s\n' $1 "\$*" >>"$T/calls"
 if [[ -e "$T/watch" ]]; then
   # The pattern does not find itself.
-  grep -alE 'CANAR[Y]-' /proc/[0-9]*/cmdline /proc/self/environ 2>/dev/null | while read -r at; do
+  grep -alE '${word/Y/[Y]}' /proc/[0-9]*/cmdline /proc/self/environ 2>/dev/null | while read -r at; do
     printf '$1 saw it in %s: %s\n' "\$at" "\$(tr '\0' ' ' <"\$at")" >>"$T/leaks"
   done
 fi
@@ -75,7 +77,7 @@ STUB
 base64url() { base64 -w0 | tr '+/' '-_' | tr -d '='; }
 
 jwt() { # EXP NAME
-  printf '%s.%s.%s\n' "$(printf '{"alg":"RS256"}' | base64url)" "$(printf '{"iss":"x","exp":%s,"jti":"%s"}' "$1" "$2" | base64url)" "CANARY-${2//[^A-Z]/}-signature"
+  printf '%s.%s.%s\n' "$(printf '{"alg":"RS256"}' | base64url)" "$(printf '{"iss":"x","exp":%s,"jti":"%s"}' "$1" "$2" | base64url)" "$word-${2//[^A-Z]/}-signature"
 }
 
 # The script's functions, in this shell.
@@ -103,10 +105,10 @@ installer() {
 
 NEEDED=(--env qa-02 --tenancy-host tenancy.example --bao-addr https://bao.example:8200)
 
-serve() { # FOLDER LOG FLAGS… : prints the port
+serve() { # FOLDER LOG FLAGS… : prints the port. With $header only who sends it is answered.
   local folder=$1 log=$2 port_file=$T/port.$RANDOM
   shift 2
-  python3 "$registry" "$folder" "$log" "$port_file" "$@" >/dev/null 2>&1 &
+  REGISTRY_HEADER=${header:-} python3 "$registry" "$folder" "$log" "$port_file" "$@" >/dev/null 2>&1 &
   servers+=($!)
   echo $! >>"$T/pids"
   for _ in {1..100}; do [[ -s $port_file ]] && break; sleep 0.05; done
@@ -150,8 +152,8 @@ an_unknown_flag_a_missing_value_and_a_stray_word_are_usage_errors() {
   says "--env needs a value"
   ends 2 installer --laptop=yes
   says "--laptop takes no value"
-  ends 2 installer CANARY-STRAY
-  is_silent_about CANARY-STRAY
+  ends 2 installer $word-STRAY
+  is_silent_about $word-STRAY
   ends 2 installer --env Bad_Env
   ends 2 installer "${NEEDED[@]}" --transport carrier-pigeon
   ends 2 installer "${NEEDED[@]}" --docker-data-root /data/../etc
@@ -254,8 +256,8 @@ a_dry_run_changes_nothing_and_says_everything() {
 
 temporary_files_are_removed_whatever_happens() {
   mkdir "$T/tmp"
-  TMPDIR=$T/tmp ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --token CANARY-TOKEN
-  TMPDIR=$T/tmp ends 2 installer --env qa-02 --token CANARY-TOKEN
+  TMPDIR=$T/tmp ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --token $word-TOKEN
+  TMPDIR=$T/tmp ends 2 installer --env qa-02 --token $word-TOKEN
   printf 'other\n1\n' >"$T/wrong.deb"
   TMPDIR=$T/tmp ends 1 installer "${NEEDED[@]}" --deb "$T/wrong.deb"
   same "$(ls -A "$T/tmp")" ""
@@ -264,27 +266,27 @@ temporary_files_are_removed_whatever_happens() {
 no_secret_is_in_the_process_list_or_in_a_childs_environment() {
   published
   local port
-  port=$(serve "$T/registry" "$T/log" --token "Deploy-Token: CANARY-TOKEN")
+  port=$(header="Deploy-Token: $word-TOKEN" serve "$T/registry" "$T/log")
   # curl is real, and looked at like the others.
   local real
   real=$(command -v curl)
   stub curl "exec '$real' \"\$@\""
   touch "$T/watch"
-  ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$port/generic" --token CANARY-TOKEN --bootstrap-file "$T/bootstrap.jwt" --enrol-jwt "$T/enrol.jwt"
+  ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$port/generic" --token $word-TOKEN --bootstrap-file "$T/bootstrap.jwt" --enrol-jwt "$T/enrol.jwt"
   called "curl --disable"
   same "$(cat "$T/leaks")" ""
   rm "$T/installed" "$T/bin/monky-deployd"
-  MONKY_TOKEN=CANARY-TOKEN ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$port/generic"
+  MONKY_TOKEN=$word-TOKEN ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$port/generic"
   called "apt-get"
   same "$(cat "$T/leaks")" ""
   is_silent_about CANARY
   # The test can see a leak.
-  "$T/bin/systemctl" status CANARY-VISIBLE
+  "$T/bin/systemctl" status $word-VISIBLE
   [[ -s $T/leaks ]] || fail "the stand-ins do not see what is in the process list"
 }
 
 flags_from_the_environment_survive_a_token_in_the_arguments() {
-  MONKY_SITE="Hall 3, rack 2" MONKY_LAPTOP=1 ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --token CANARY-TOKEN
+  MONKY_SITE="Hall 3, rack 2" MONKY_LAPTOP=1 ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --token $word-TOKEN
   grep -F 'site: "Hall 3, rack 2"' "$T/etc/monky-deployd/config.yaml" >/dev/null || fail "the site is lost"
   grep -F 'laptop_mode: true' "$T/etc/monky-deployd/config.yaml" >/dev/null || fail "laptop_mode is lost"
 }
@@ -473,7 +475,7 @@ what_the_agent_would_refuse_is_not_written() {
 }
 
 a_private_key_is_no_ca() {
-  printf -- '-----BEGIN PRIVATE KEY-----\nCANARY-KEY\n-----END PRIVATE KEY-----\n' >>"$T/ca.pem"
+  printf -- '-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n' >>"$T/ca.pem"
   ends 1 installer "${NEEDED[@]}" --deb "$T/package.deb" --bao-ca "$T/ca.pem"
   says "there is a private key in"
   echo nothing >"$T/ca.pem"
@@ -487,15 +489,15 @@ the_token_goes_in_the_header_that_the_source_knows() {
   published
   local port
   port=$(serve "$T/registry" "$T/log")
-  echo CANARY-TOKEN >"$T/token"
+  echo $word-TOKEN >"$T/token"
   ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$port/generic/" --token-file "$T/token"
-  same "$(grep -c '^    Deploy-Token: CANARY-TOKEN$' "$T/log")" 2
+  same "$(grep -c "^    Deploy-Token: $word-TOKEN\$" "$T/log")" 2
   same "$(grep '^GET' "$T/log")" $'GET /generic/monky-deployd/0.2.0/monky-deployd_0.2.0_amd64.deb\nGET /generic/monky-deployd/0.2.0/monky-deployd_0.2.0_amd64.deb.sha256'
   same "$(cat "$T/installed")" 0.2.0-1
   rm "$T/installed"
   : >"$T/log"
   ends 0 installer "${NEEDED[@]}" --gitea-url "http://127.0.0.1:$port/generic" --token-file "$T/token"
-  same "$(grep -c '^    Authorization: token CANARY-TOKEN$' "$T/log")" 2
+  same "$(grep -c "^    Authorization: token $word-TOKEN\$" "$T/log")" 2
   same "$(grep -c 'Deploy-Token' "$T/log")" 0
   is_silent_about CANARY
 }
@@ -555,15 +557,15 @@ nothing_is_installed_of_what_is_not_what_it_should_be() {
   published
   url=http://127.0.0.1:$(serve "$T/registry" "$T/log" --cut 7)/generic
   try "did not succeed"
-  url=http://127.0.0.1:$(serve "$T/registry" "$T/log" --token "Deploy-Token: other")/generic
-  try "says 401" --token CANARY-TOKEN
+  url=http://127.0.0.1:$(header="Deploy-Token: other" serve "$T/registry" "$T/log")/generic
+  try "says 401" --token $word-TOKEN
   is_silent_about CANARY
   url=http://127.0.0.1:$(serve "$T/registry" "$T/log" --redirect "http://127.0.0.1:1")/generic
   try "did not succeed"
   url=http://127.0.0.1:$(serve "$T/registry" "$T/log" --redirect "http://mirror.example")/generic
   try "redirects to plain http"
   url=http://registry.example/generic
-  try "the token would be readable" --token CANARY-TOKEN
+  try "the token would be readable" --token $word-TOKEN
   try "plain http"
   # A registry that is not there.
   url=http://127.0.0.1:1/generic
@@ -574,12 +576,12 @@ the_token_does_not_follow_a_redirect_to_another_host() {
   published
   local store front
   store=$(serve "$T/registry" "$T/store.log")
-  front=$(serve "$T/registry" "$T/front.log" --token "Deploy-Token: CANARY-TOKEN" --redirect "http://localhost:$store")
-  ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$front/generic" --token CANARY-TOKEN
+  front=$(header="Deploy-Token: $word-TOKEN" serve "$T/registry" "$T/front.log" --redirect "http://localhost:$store")
+  ends 0 installer "${NEEDED[@]}" --gitlab-url "http://127.0.0.1:$front/generic" --token $word-TOKEN
   same "$(cat "$T/installed")" 0.2.0-1
-  same "$(grep -c CANARY-TOKEN "$T/front.log")" 2
+  same "$(grep -c $word-TOKEN "$T/front.log")" 2
   same "$(grep -c '^GET' "$T/store.log")" 2
-  same "$(grep -c CANARY-TOKEN "$T/store.log")" 0
+  same "$(grep -c $word-TOKEN "$T/store.log")" 0
 }
 
 a_token_cannot_smuggle_anything_into_curls_configuration() {

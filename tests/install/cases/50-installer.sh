@@ -36,16 +36,16 @@ holds() { [[ $1 == "$2" ]] || { cat "$dir/out" >&2; die "$3: '$1', and must be '
 ok() { say "ok: $*"; }
 base64url() { base64 -w0 | tr '+/' '-_' | tr -d '='; }
 jwt() { printf '%s.%s.CANARY-ENROL-signature\n' "$(printf '{"alg":"RS256"}' | base64url)" "$(printf '{"exp":%s}' "$1" | base64url)"; }
-registry() { # FLAGS… : prints the port
+registry() { # [HEADER]: sets $port
   local at=$dir/port.${#registries[@]}.$RANDOM
-  python3 "$HERE/registry.py" "$dir/registry" "$dir/registry.log" "$at" "$@" >/dev/null 2>&1 &
+  REGISTRY_HEADER=${1:-} python3 "$HERE/registry.py" "$dir/registry" "$dir/registry.log" "$at" >/dev/null 2>&1 &
   registries+=($!)
   wait_for 30 "the registry" test -s "$at"
   port=$(<"$at")
 }
 # What a second run must leave as it is: every file it may write, the units, and what systemd remembers of them.
 state_of_the_box() {
-  on sh -c 'find /etc/monky-deployd /etc/docker /etc/apt /etc/systemd /opt/openziti -type f -exec stat -c "%n %a %U %Y" {} + -exec sha256sum {} + | sort
+  on sh -c 'find /etc /opt -xdev -type f -exec stat -c "%n %a %U %Y" {} + -exec sha256sum {} + | sort
     dpkg-query -W -f "\${Package} \${Version} \${db:Status-Abbrev}\n"
     systemctl show -p ActiveEnterTimestamp -p NRestarts -p UnitFileState monky-deployd.timer docker.service ziti-edge-tunnel.service'
 }
@@ -103,7 +103,6 @@ holds "$(state_of_the_box)" "$before" "a refusal or a dry run changed something"
 ok "an expired token, a missing Compose plugin, a wrong checksum and a dry run change nothing"
 
 # ---- A fresh box
-ends 0 env DEB="$DEB" true
 status=0
 install_sh "${flags[@]}" --deb /root/package.deb --token CANARY-TOKEN || status=$?
 # 3: `check` found something, which is judged by its own tests.
@@ -118,7 +117,7 @@ on test -e /etc/ssl/certs/bao-ca.pem && die "the CA is believed by the whole sys
 [[ -n $(on cat /root/process-list) ]] || die "the process list was not looked at"
 # Of the box's own processes; the test's client has the flags in its arguments outside.
 ! on grep -E 'CANARY|eyJ' /root/process-list || die "a secret is in the process list"
-holds "$(on sh -c 'ls -A /tmp | grep -c monky' || true)" 0 "what is left in /tmp"
+holds "$(on sh -c 'ls -A /tmp | grep -c monky-install' || true)" 0 "what is left in /tmp"
 is_applied() { on runuser -u monky-deployd -- monky-deployd status --format json | grep -E '"last_result": ?"applied"'; }
 wait_for 180 "the timer's first ticks deploy" is_applied
 ok "installed from a pipe with --deb; the timer deployed"
@@ -135,14 +134,14 @@ ok "a second run changed no file, no time of a file, no package, and restarted n
 # ---- From a registry
 (cd "${published%/*}" && sha256sum monky-deployd_0.2.0_amd64.deb >"$published")
 for source in gitlab gitea none; do
-  header=()
+  header=""
   token=CANARY-TOKEN
   case $source in
-    gitlab) header=(--token "Deploy-Token: $token") ;;
-    gitea) header=(--token "Authorization: token $token") ;;
+    gitlab) header="Deploy-Token: $token" ;;
+    gitea) header="Authorization: token $token" ;;
     none) token="" ;;
   esac
-  registry "${header[@]}"
+  registry "$header"
   : >"$dir/registry.log"
   on sh -c 'printf "%s\n" "$1" >/root/token' sh "$token"
   on dpkg --remove monky-deployd >/dev/null 2>&1
