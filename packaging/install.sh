@@ -587,6 +587,8 @@ prepare_configuration() {
     [[ -n ${opt[$one]} ]] || { [[ -z $example ]] && [[ -n $(config_get "$new" "$key") ]]; } ||
       [[ $'\n'${opt[set]} == *$'\n'"$key="?* ]] || misused "--$one is needed: $(flags | sed -n "s/^$one|.*|//p")"
   done
+  [[ $(transport) != proxy || ${opt[no-tunneler]} == yes || -n ${opt[proxy-services]} || -f $root$etc/proxy.env ]] ||
+    misused "--proxy-services is needed with the transport proxy: $(flags | sed -n "s/^proxy-services|.*|With proxy: //p")"
   env_id=$(config_get "$config" env_id) || env_id=""
   if [[ -n $env_id && -n ${opt[env]} && $env_id != "${opt[env]}" && -z $example ]]; then
     die "$config says that this box is $env_id, and --env says ${opt[env]}" \

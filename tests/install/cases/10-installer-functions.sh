@@ -178,6 +178,12 @@ help_names_every_flag_and_every_exit_status() {
   local name
   while read -r name; do says "--$name"; done < <(sed -n "/^flags() {/,/^TABLE/p" "$script" | sed -n 's/^\([a-z-]*\)|.*/\1/p')
   says "3 installed, but"
+  # The guide too, with the variables.
+  cp "$repo/docs/install.md" "$T/out"
+  while IFS='|' read -r name _ variable _; do
+    says "\`--$name"
+    [[ -z $variable ]] || says "\`$variable\`"
+  done < <(sed -n "/^flags() {/,/^TABLE/p" "$script" | grep -E '^[a-z-]+\|')
 }
 
 a_download_that_was_cut_runs_nothing() {
@@ -257,7 +263,7 @@ a_dry_run_changes_nothing_and_says_everything() {
 temporary_files_are_removed_whatever_happens() {
   mkdir "$T/tmp"
   TMPDIR=$T/tmp ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --token $word-TOKEN
-  TMPDIR=$T/tmp ends 2 installer --env qa-02 --token $word-TOKEN
+  TMPDIR=$T/tmp ends 2 installer --env Qa --token $word-TOKEN
   printf 'other\n1\n' >"$T/wrong.deb"
   TMPDIR=$T/tmp ends 1 installer "${NEEDED[@]}" --deb "$T/wrong.deb"
   same "$(ls -A "$T/tmp")" ""
@@ -350,10 +356,28 @@ an_identity_is_written_whole_or_not_at_all() {
 ziti_writes_it_open_and_eats_the_token_but_neither_shows() {
   rm "$T/bin/ziti-edge-tunnel"
   stub ziti 'while (($#)); do case $1 in --jwt) jwt=$2 ;; --out) out=$2 ;; esac; shift; done; umask 022; printf "{\"ztAPI\": 1, \"id\": {}}" >"$out"; chmod 644 "$out"; rm "$jwt"'
-  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --enrol-jwt "$T/enrol.jwt" --transport proxy --proxy-tenancy 127.0.0.1:8441
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --enrol-jwt "$T/enrol.jwt" --transport proxy --proxy-services 'tenancy:8441 bao:8442' --proxy-bao 127.0.0.1:8442
   called "ziti edge enroll --jwt"
   same "$(stat -c %a "$T/etc/monky-deployd/identity.json")" 600
   [[ -s $T/enrol.jwt ]] || fail "the operator's file is gone"
+}
+
+with_proxy_the_unit_is_told_what_to_carry_and_started() {
+  stub ziti 'while (($#)); do [[ $1 == --out ]] && out=$2; shift; done; printf "{\"id\": {}}" >"$out"'
+  local flags=("${NEEDED[@]}" --deb "$T/package.deb" --transport proxy)
+  ends 2 installer "${flags[@]}"
+  says "--proxy-services is needed"
+  ends 2 installer "${flags[@]}" --proxy-services 'tenancy'
+  # Not enrolled: nothing to start it with.
+  ends 0 installer "${flags[@]}" --proxy-services 'tenancy:8441'
+  same "$(cat "$T/etc/monky-deployd/proxy.env")" "SERVICES=tenancy:8441"
+  not_called "enable --quiet --now monky-deployd-proxy.service"
+  rm "$T/timer-on"
+  printf '# mine\nOTHER=1\n' >>"$T/etc/monky-deployd/proxy.env"
+  ends 0 installer "${flags[@]}" --proxy-services 'tenancy:8441 bao:8442' --enrol-jwt "$T/enrol.jwt"
+  same "$(cat "$T/etc/monky-deployd/proxy.env")" $'# mine\nOTHER=1\nSERVICES=tenancy:8441 bao:8442'
+  called "enable --quiet --now monky-deployd-proxy.service"
+  grep -Fx '  tenancy: 127.0.0.1:8441' "$T/etc/monky-deployd/config.yaml" >/dev/null || fail "the agent does not dial the listener"
 }
 
 an_identity_that_is_there_is_kept_even_if_the_token_has_expired() {
