@@ -8,7 +8,7 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd -P)
 repo=$(realpath "$here/../../..")
 export LC_ALL=C
-script=$repo/packaging/install.sh
+script=${INSTALL_SH:-$repo/packaging/install.sh}
 registry=$repo/tests/install/registry.py
 real_agent=${MONKY_DEPLOYD_BIN:-$repo/target/debug/monky-deployd}
 [[ -x $real_agent ]] || (cd "$repo" && cargo build --locked --quiet) || exit 1
