@@ -186,6 +186,10 @@ help_names_every_flag_and_every_exit_status() {
   done < <(sed -n "/^flags() {/,/^TABLE/p" "$script" | grep -E '^[a-z-]+\|')
 }
 
+shellcheck_finds_nothing_in_the_installer_and_its_tests() {
+  shellcheck -x "$repo/packaging/install.sh" "$repo"/tests/install/cases/*-installer*.sh >"$T/out" 2>&1 || fail "shellcheck (apt-get install shellcheck):"
+}
+
 a_download_that_was_cut_runs_nothing() {
   local size at
   size=$(stat -c %s "$script")

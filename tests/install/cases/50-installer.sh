@@ -89,6 +89,12 @@ on mv /usr/libexec/docker/cli-plugins/docker-compose /root/compose
 ends 1 install_sh "${flags[@]}" --deb /root/package.deb
 says "/usr/libexec/docker/cli-plugins/docker-compose"
 on mv /root/compose /usr/libexec/docker/cli-plugins/docker-compose
+on mv /usr/bin/ziti-edge-tunnel /root/ziti-edge-tunnel
+ends 1 install_sh "${flags[@]}" --deb /root/package.deb --ziti-key-url https://openziti.invalid/key.gpg
+says "OpenZiti's repository could not be reached"
+says "--no-tunneler"
+says "Nothing was changed."
+on mv /root/ziti-edge-tunnel /usr/bin/ziti-edge-tunnel
 mkdir -p "$dir/registry/generic/monky-deployd/0.2.0"
 cp "$DEB" "$dir/registry/generic/monky-deployd/0.2.0/monky-deployd_0.2.0_amd64.deb"
 published=$dir/registry/generic/monky-deployd/0.2.0/monky-deployd_0.2.0_amd64.deb.sha256
@@ -100,7 +106,7 @@ says "Nothing was changed."
 ends 0 install_sh "${flags[@]}" --deb /root/package.deb --dry-run
 says "would enable and start monky-deployd.timer"
 holds "$(state_of_the_box)" "$before" "a refusal or a dry run changed something"
-ok "an expired token, a missing Compose plugin, a wrong checksum and a dry run change nothing"
+ok "an expired token, a missing Compose plugin, an unreachable repository, a wrong checksum and a dry run change nothing"
 
 # ---- A fresh box
 status=0
@@ -130,6 +136,24 @@ install_sh "${flags[@]}" --deb /root/package.deb || status=$?
 says "Nothing had to be changed."
 holds "$(state_of_the_box)" "$before" "a second run changed something"
 ok "a second run changed no file, no time of a file, no package, and restarted nothing"
+
+# ---- To the next version and back, with that one flag
+on sh -e <<'BOX'
+dpkg-deb -R /root/package.deb /root/next
+sed -i 's/^Version: .*/Version: 99.0.0/' /root/next/DEBIAN/control
+dpkg-deb -b /root/next /root/next.deb >/dev/null
+BOX
+config=$(on sha256sum /etc/monky-deployd/config.yaml)
+for version in 99.0.0:next 0.2.0:package; do
+  status=0
+  install_sh --deb "/root/${version#*:}.deb" || status=$?
+  [[ $status == 0 || $status == 3 ]] || { cat "$dir/out" >&2; die "to ${version%:*}: ended with $status"; }
+  holds "$(on dpkg-query -W -f '${db:Status-Status} ${Version}' monky-deployd)" "installed ${version%:*}" "the version"
+  holds "$(on sha256sum /etc/monky-deployd/config.yaml)" "$config" "the configuration after ${version%:*}"
+  holds "$(on systemctl is-active monky-deployd.timer)" active "the timer after ${version%:*}"
+done
+is_applied >/dev/null || die "the state is lost"
+ok "upgraded and went back; configuration and state stayed"
 
 # ---- From a registry
 (cd "${published%/*}" && sha256sum monky-deployd_0.2.0_amd64.deb >"$published")
