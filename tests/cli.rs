@@ -125,7 +125,13 @@ fn there_is_a_man_page_for_each_command_and_for_all_that_a_page_refers_to() {
         let page = bare(&args);
         assert_eq!((page.status, page.err.as_str()), (0, ""), "{args:?}");
         let text = page.out.replace("\\-", "-");
-        assert!(text.contains(&format!(".TH {} 1 ", ["monky-deployd"].into_iter().chain(args[1..].iter().copied()).collect::<Vec<_>>().join("-"))), "{text}");
+        assert!(
+            text.contains(&format!(
+                ".TH {} 1 ",
+                ["monky-deployd"].into_iter().chain(args[1..].iter().copied()).collect::<Vec<_>>().join("-")
+            )),
+            "{text}"
+        );
         known += 1;
         // A page names those below it as `monky-deployd-config-show(1)` on a line of its own.
         let below = text.lines().filter_map(|line| line.strip_prefix("monky-deployd-")?.strip_suffix("(1)"));

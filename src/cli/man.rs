@@ -90,7 +90,9 @@ fn page(command: &Command, of: &[String]) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     man.render(&mut page)?;
     match of {
-        [] => write!(page, "{EXIT_STATUS}{SURROUNDINGS}.SH \"SEE ALSO\"\n\\fBdocker\\fR(1), \\fBsystemd.timer\\fR(5)\n")?,
+        [] => {
+            write!(page, "{EXIT_STATUS}{SURROUNDINGS}.SH \"SEE ALSO\"\n\\fBdocker\\fR(1), \\fBsystemd.timer\\fR(5)\n")?
+        }
         [name] if name == "tick" => write!(page, "{EXIT_STATUS}.SH \"SEE ALSO\"\n\\fBmonky\\-deployd\\fR(1)\n")?,
         _ => writeln!(page, ".SH \"SEE ALSO\"\n\\fBmonky\\-deployd\\fR(1)")?,
     }

@@ -89,14 +89,14 @@ start() {
   fi
   name=${1:-monky-box-$(random_name)}
   build
-  docker run -d --name "$name" --hostname "$name" --label monky-box=1 --network host \
+  docker run -d --name "$name" --hostname "$name" --add-host "$name:127.0.0.1" --label monky-box=1 --network host \
     --cap-add SYS_ADMIN --cgroupns=host --tmpfs /run --tmpfs /run/lock -v /sys/fs/cgroup:/sys/fs/cgroup:rw \
     -v "${STACK_DOCKER_HOST#unix://}":/engine/docker.sock \
     --env container=docker "$IMAGE" /sbin/init >/dev/null
   # 'degraded' would be an end too, and a bad one.
   local state
-  wait_for 60 "$name answers" docker exec "$name" systemctl --version
-  wait_for 60 "$name has booted" docker exec "$name" sh -c 'test -S /run/systemd/private'
+  wait_for 120 "$name answers" docker exec "$name" systemctl --version
+  wait_for 120 "$name has booted" docker exec "$name" sh -c 'test -S /run/systemd/private'
   state=$(docker exec "$name" timeout 90 systemctl is-system-running --wait || true)
   [[ $state == running ]] || { docker exec "$name" systemctl --failed >&2 || true; die "$name is '$state'"; }
   # As systemd has it outside of containers: without it a unit's LoadCredential= stays empty.

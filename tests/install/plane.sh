@@ -30,7 +30,7 @@ case $verb in
     STACK_ENV=$STACK_ENV setsid "$ROOT/target/debug/examples/plane" "$folder" </dev/null >"$folder/plane.log" 2>&1 &
     pid=$!
     is_up() { [[ -e $folder/env ]] || ! kill -0 "$pid"; }
-    wait_for 30 "the plane's start, see $folder/plane.log" is_up
+    wait_for 120 "the plane's start, see $folder/plane.log" is_up
     [[ -e $folder/env ]] || { cat "$folder/plane.log" >&2; die "the plane did not start"; }
     ;;
   deploy)

@@ -33,7 +33,7 @@ for file in tests/install/cases/*.sh; do
   fi
   started=$SECONDS
   ran=$((ran + 1))
-  if bash "$file" 2>&1 | sed "s/^/  /"; then
+  if bash "$file" 2>&1 | sed -u "s/^/  /"; then
     echo "case $name: ok ($((SECONDS - started)) s)"
   else
     echo "case $name: FAILED ($((SECONDS - started)) s)"

@@ -18,7 +18,7 @@ in_box sh -c 'printf "#!/bin/sh\necho \"called: \$*\"; cat \"\$4\"; sleep 60\n" 
   umask 077; echo "the identity" >/etc/monky-deployd/identity.json; echo "SERVICES=tenancy:8441 bao:8442" >/etc/monky-deployd/proxy.env
   systemctl start monky-deployd-proxy.service'
 listeners() { in_box journalctl -u monky-deployd-proxy.service -o cat; }
-wait_for 20 "the listeners were started" sh -c "'$HERE/box.sh' exec '$box' journalctl -u monky-deployd-proxy.service -o cat | grep -q 'the identity'"
+wait_for 120 "the listeners were started" sh -c "'$HERE/box.sh' exec '$box' journalctl -u monky-deployd-proxy.service -o cat | grep -q 'the identity'"
 says "each service is an argument of its own" "identity.json tenancy:8441 bao:8442 --svcPollRate 15" listeners
 says "it runs under its hardening" active in_box systemctl is-active monky-deployd-proxy.service
 says "and is not enabled by itself" disabled in_box systemctl is-enabled monky-deployd-proxy.service
