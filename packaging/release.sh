@@ -13,5 +13,6 @@ fi
 out=target/release-files
 rm -rf "$out"
 package=$(packaging/build.sh "$out")
-(cd "$out" && sha256sum "$(basename "$package")" >SHA256SUMS)
+# Once for people, once as install.sh asks a registry for it: beside the package, by its name.
+(cd "$out" && sha256sum "$(basename "$package")" | tee SHA256SUMS >"$(basename "$package").sha256")
 cat "$out/SHA256SUMS"
