@@ -293,8 +293,10 @@ impl Rig {
 
     /// The binary with this box's configuration and a nearly empty environment.
     pub fn command(&self, args: &[&str]) -> Command {
-        // The benches bring their own.
-        let built = std::env::var_os("MONKY_DEPLOYD_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_monky-deployd").into());
+        // The benches bring their own; examples have none, and run none.
+        let built = std::env::var_os("MONKY_DEPLOYD_BIN")
+            .or_else(|| option_env!("CARGO_BIN_EXE_monky-deployd").map(Into::into))
+            .expect("cargo names the binary to tests and benches");
         let mut command = Command::new(built);
         command
             .env_clear()
