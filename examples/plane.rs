@@ -116,11 +116,18 @@ fn write_down(rig: &Rig, folder: &Path, admin: u16) {
 
 fn answer(rig: &Rig, request: &Request) -> Answer {
     let asked = |name: &str| {
-        request.query().split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+        request
+            .query()
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value.to_owned())
     };
     let text = |text: String| Answer::empty(200).header("Content-Type", "text/plain").body(text + "\n");
     let lines = |values: Vec<Value>| {
-        Answer::empty(200).header("Content-Type", "application/jsonl").body(values.iter().map(|value| format!("{value}\n")).collect::<String>())
+        Answer::empty(200)
+            .header("Content-Type", "application/jsonl")
+            .body(values.iter().map(|value| format!("{value}\n")).collect::<String>())
     };
     match request.path() {
         "/deploy" => {
@@ -128,7 +135,9 @@ fn answer(rig: &Rig, request: &Request) -> Answer {
                 return Answer::empty(400).body("generation=N is missing\n");
             };
             let compose = match String::from_utf8_lossy(&request.body) {
-                body if body.trim().is_empty() => COMPOSE.replace("VERSION", &asked("web").unwrap_or_else(|| "1".to_owned())),
+                body if body.trim().is_empty() => {
+                    COMPOSE.replace("VERSION", &asked("web").unwrap_or_else(|| "1".to_owned()))
+                }
                 body => body.into_owned(),
             };
             let entries = [rig.registry_entry(), rig.entry("GREETING", "greeting")];

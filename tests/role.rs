@@ -210,8 +210,8 @@ fn every_argument_has_a_default_or_is_required_and_a_row_in_the_readme() {
 
 #[test]
 fn the_roles_version_is_the_packages() {
-    let line = format!("\nmonky_deployd_version: \"{}\"\n", env!("CARGO_PKG_VERSION"));
-    assert!(read("defaults/main.yml").contains(&line), "packaging/versions.sh writes it");
+    let version = yaml("defaults/main.yml")["monky_deployd_version"].clone();
+    assert_eq!(version.as_str(), Some(env!("CARGO_PKG_VERSION")), "packaging/versions.sh writes it");
 }
 
 /// A value for a key that is not its default.
@@ -231,7 +231,8 @@ fn other(key: &Key) -> String {
 
 /// What the template makes of these variables.
 fn rendered(variables: &serde_json::Map<String, serde_json::Value>) -> String {
-    let playbook = std::env::var_os("ANSIBLE_PLAYBOOK").expect("ANSIBLE_PLAYBOOK names ansible-playbook: tests/ansible/run.sh sets it");
+    let playbook = std::env::var_os("ANSIBLE_PLAYBOOK")
+        .expect("ANSIBLE_PLAYBOOK names ansible-playbook: tests/ansible/run.sh sets it");
     let dir = tempfile::tempdir().unwrap();
     let play = serde_json::json!([{
         "hosts": "localhost",
@@ -260,7 +261,9 @@ fn least() -> serde_json::Map<String, serde_json::Value> {
 #[ignore = "needs ansible: tests/ansible/run.sh"]
 fn without_more_than_what_is_required_the_template_gives_the_agents_own_defaults() {
     let made = Config::parse("made", &rendered(&least())).unwrap();
-    let plain: String = ["env_id: plant-7\n", "tenancy:\n  host: tenancy.example\n", "bao:\n  addr: https://bao.example:8200\n"].concat();
+    let plain: String =
+        ["env_id: plant-7\n", "tenancy:\n  host: tenancy.example\n", "bao:\n  addr: https://bao.example:8200\n"]
+            .concat();
     assert_eq!(made, Config::parse("plain", &plain).unwrap());
 }
 
