@@ -33,7 +33,6 @@ sha=$("$HERE/plane.sh" deploy "$dir/plane" 1)
 . "$dir/plane/env"
 random_name >"$dir/token"
 token=$(<"$dir/token")
-grant=$(<"$dir/plane/bootstrap.jwt")
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml" | head -n1)
 deb=monky-deployd_${version}_$(dpkg --print-architecture).deb
@@ -58,8 +57,11 @@ printf 'boxes:\n  hosts:\n    %s:\n      ansible_connection: community.docker.do
   echo "monky_deployd_bao_ca: \"{{ lookup('ansible.builtin.file', '$dir/plane/bao-ca.pem') }}\""
 } >"$dir/inventory/group_vars/all/box.yml"
 random_name >"$dir/vault-password"
-printf 'monky_deployd_download_token: %s\nmonky_deployd_bootstrap_grant: %s\n' "$token" "$grant" |
-  "$bin/ansible-vault" encrypt --vault-password-file "$dir/vault-password" --output "$dir/inventory/group_vars/all/vault.yml"
+vault() { # GRANT
+  printf 'monky_deployd_download_token: %s\nmonky_deployd_bootstrap_grant: %s\n' "$token" "$1" |
+    "$bin/ansible-vault" encrypt --vault-password-file "$dir/vault-password" --output "$dir/inventory/group_vars/all/vault.yml" 2>/dev/null
+}
+vault "$(<"$dir/plane/bootstrap.jwt")"
 
 runs=0
 # Runs the role; more variables as JSON. Its words are in $dir/run-N, and in $last.
@@ -121,12 +123,15 @@ files | diff "$dir/bare" - >&2 || die "a download that failed left something"
 
 say "the first run installs, and the timer's first tick deploys"
 : >"$dir/requests"
+# The first one may have ended by now.
+grant=$("$HERE/plane.sh" ask "$dir/plane" grant)
+vault "$grant"
 fine -vvv --diff
 cp "$last" "$dir/first"
 grep -q "^302 /api/v4/projects/7/.*/$deb\$" "$dir/requests" || die "not downloaded from GitLab: $(<"$dir/requests")"
 grep -q "^200 /store/$deb\$" "$dir/requests" || die "not downloaded from the store: $(<"$dir/requests")"
 applied() { [[ $(status_of 's["applied"]["sha"] if s["applied"] else None') == "$sha" ]]; }
-wait_for 120 "the first tick's deploy" applied
+wait_for 300 "the first tick's deploy" applied
 as_agent history --format json >"$dir/history"
 python3 -c 'import json, sys
 last = [json.loads(line) for line in open(sys.argv[1])][-1]
@@ -214,7 +219,7 @@ only "Name the services,Start or stop the tunneler,Write the identity"
 in_box systemctl is-enabled monky-deployd-proxy.service >/dev/null || die "the tunneler is not enabled"
 [[ $(in_box stat -c '%a %U' /etc/monky-deployd/identity.json) == "600 root" ]] || die "the identity is open to others"
 as_agent config show | grep -q "^transport: proxy$" || die "the transport is another one"
-wait_for 20 "the tunneler listens" in_box bash -c "exec 3<>/dev/tcp/127.0.0.1/$near"
+wait_for 60 "the tunneler listens" in_box bash -c "exec 3<>/dev/tcp/127.0.0.1/$near"
 as_agent tick >"$dir/tick" 2>&1 || { cat "$dir/tick" >&2; die "no tick through the tunneler"; }
 grep -q unchanged "$dir/tick" || die "a tick through the tunneler said $(<"$dir/tick")"
 fine -e "@$dir/proxy.json"
@@ -253,10 +258,11 @@ only ""
 
 say "installed again, from the mirror, without any token: the box goes on with the state it had"
 : >"$dir/requests"
+again=@$(date +%s)
 fine "${none[@]}" -e monky_deployd_source=gitea -e monky_deployd_download_token=
 grep -q "^200 /api/packages/monky/.*/$deb\$" "$dir/requests" || die "not from the mirror: $(<"$dir/requests")"
-unchanged() { in_box journalctl -u monky-deployd --since -2min -o cat | grep -q unchanged; }
-wait_for 120 "a tick that finds nothing to do" unchanged
+unchanged() { in_box journalctl -u monky-deployd --since "$again" -o cat | grep -q unchanged; }
+wait_for 300 "a tick that finds nothing to do" unchanged
 fine "${none[@]}" -e monky_deployd_deb="$DEB"
 fine "${none[@]}" -e monky_deployd_deb="$DEB"
 only ""
