@@ -27,6 +27,7 @@ mod bootstrap;
 pub mod graph;
 mod history;
 pub(crate) mod journal;
+mod man;
 pub mod plan;
 mod replay;
 mod status;
@@ -61,7 +62,7 @@ const CONFIG_FILE: &str = "/etc/monky-deployd/config.yaml";
 #[derive(Debug, Parser)]
 #[command(name = "monky-deployd", version, max_term_width = 100)]
 struct Cli {
-    /// The configuration.
+    /// The configuration [default: $MONKY_DEPLOYD_CONFIG, then /etc/monky-deployd/config.yaml].
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// TRACE, DEBUG, INFO, WARN or ERROR; overrides the configuration.
@@ -129,8 +130,12 @@ enum Command {
     Demo,
     /// Completions for a shell.
     Completions { shell: clap_complete::Shell },
-    /// The man page.
-    Man,
+    /// The man page; of a command, if one is named.
+    Man {
+        /// Such as `tick`, or `config show`.
+        #[arg(value_name = "COMMAND")]
+        of: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -221,19 +226,7 @@ fn run(cli: Cli) -> u8 {
             print!("{}", String::from_utf8_lossy(&script));
             exit::OK
         }
-        Command::Man => {
-            let mut page = Vec::new();
-            match clap_mangen::Man::new(Cli::command()).render(&mut page) {
-                Ok(()) => {
-                    print!("{}", String::from_utf8_lossy(&page));
-                    exit::OK
-                }
-                Err(error) => {
-                    eprintln!("the man page could not be written: {error}");
-                    exit::FAILED
-                }
-            }
-        }
+        Command::Man { of } => man::run(Cli::command(), of),
     }
 }
 
