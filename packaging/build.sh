@@ -57,7 +57,7 @@ maintainer=$(sed -n 's/^maintainer = "\(.*\)"$/\1/p' Cargo.toml)
 awk -v maintainer="$maintainer" -v date="$(date -u -R -d "@$SOURCE_DATE_EPOCH")" -f packaging/changelog.awk CHANGELOG.md >"$stage/changelog"
 cargo tree --locked --offline --no-default-features --edges normal --prefix none --format '{p} {l}' |
   sed 's/ (\(\/\|proc-macro\)[^)]*)//; s/ (\*)$//' | sort -u >"$stage/crates.txt"
-cp packaging/*.service packaging/*.timer packaging/debian/{copyright,lintian-overrides} config.example.yaml "$stage"
+cp packaging/*.service packaging/*.timer packaging/debian/lintian-overrides config.example.yaml "$stage"
 # cargo-deb takes the files' own times.
 find "$stage" -exec touch -d "@$SOURCE_DATE_EPOCH" {} +
 

@@ -115,6 +115,34 @@ fn help_names_every_command_and_version_is_the_packages() {
 }
 
 #[test]
+fn there_is_a_man_page_for_each_command_and_for_all_that_a_page_refers_to() {
+    let mut pages = vec![Vec::<String>::new()];
+    let mut known = 0;
+    while let Some(path) = pages.pop() {
+        let args: Vec<&str> = std::iter::once("man").chain(path.iter().map(String::as_str)).collect();
+        let page = bare(&args);
+        assert_eq!((page.status, page.err.as_str()), (0, ""), "{args:?}");
+        let text = page.out.replace("\\-", "-");
+        assert!(text.contains(&format!(".TH {} 1 ", ["monky-deployd"].into_iter().chain(args[1..].iter().copied()).collect::<Vec<_>>().join("-"))), "{text}");
+        known += 1;
+        // A page names those below it as `monky-deployd-config-show(1)` on a line of its own.
+        let below = text.lines().filter_map(|line| line.strip_prefix("monky-deployd-")?.strip_suffix("(1)"));
+        pages.extend(below.map(|name| name.split('-').map(str::to_owned).collect()));
+    }
+    assert!(known > commands().len(), "{known}");
+    let main = bare(&["man"]).out;
+    for section in ["FILES", "ENVIRONMENT", "\"EXIT STATUS\""] {
+        assert!(main.contains(&format!(".SH {section}\n")), "{section}");
+    }
+    assert_eq!(bare(&["man", "nonsense"]).status, 2);
+}
+
+#[test]
+fn help_says_where_the_configuration_is_looked_for() {
+    assert!(bare(&["--help"]).out.contains("[default: $MONKY_DEPLOYD_CONFIG, then /etc/monky-deployd/config.yaml]"));
+}
+
+#[test]
 fn a_wrong_configuration_ends_with_78_and_names_file_line_key_and_the_nearest_key() {
     let home = Home::new();
     home.configure("stabel_s: 3\n");

@@ -99,6 +99,8 @@ start() {
   wait_for 60 "$name has booted" docker exec "$name" sh -c 'test -S /run/systemd/private'
   state=$(docker exec "$name" timeout 90 systemctl is-system-running --wait || true)
   [[ $state == running ]] || { docker exec "$name" systemctl --failed >&2 || true; die "$name is '$state'"; }
+  # As systemd has it outside of containers: without it a unit's LoadCredential= stays empty.
+  docker exec "$name" mount --make-rshared /
   [[ $docker == no ]] || give_docker "$name"
   echo "$name"
 }
@@ -107,7 +109,9 @@ copy() { # NAME FROM TO
   if [[ -d $2 ]]; then
     tar -C "$2" --owner=0 --group=0 -c . | docker exec -i "$1" sh -c 'mkdir -p "$1" && tar -x -C "$1"' sh "$3"
   else
-    docker exec -i "$1" sh -c 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"' sh "$3" "$(stat -c %a "$2")" <"$2"
+    local mode
+    mode=$(stat -c %a "$2")
+    docker exec -i "$1" sh -c 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"' sh "$3" "$mode" <"$2"
   fi
 }
 

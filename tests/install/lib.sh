@@ -61,3 +61,31 @@ wait_for() { # SECONDS WHAT COMMAND…
     sleep 0.3
   done
 }
+
+# For the cases. DEB: the package that run.sh built, or the last one.
+use_package() {
+  DEB=${DEB:-$(find "$ROOT/target/package/deb" -name '*.deb' 2>/dev/null | head -n 1)}
+  [[ -r $DEB ]] || die "no package: run tests/install/run.sh, or set DEB"
+}
+
+# A claim and the command that shows it.
+holds() { # WHAT COMMAND…
+  local what=$1 seen
+  shift
+  seen=$("$@" 2>&1) || die "does not hold: $what
+$* says:
+$seen"
+  echo "ok: $what"
+}
+
+# A claim and what must be printed.
+says() { # WHAT EXPECTED COMMAND…
+  local what=$1 expected=$2 seen
+  shift 2
+  seen=$("$@" 2>&1) || true
+  [[ $seen == *"$expected"* ]] || die "does not hold: $what
+$* says:
+$seen
+and not: $expected"
+  echo "ok: $what"
+}
