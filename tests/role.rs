@@ -40,6 +40,7 @@ fn kind(kind: Kind) -> (&'static str, &'static [&'static str]) {
     match kind {
         Kind::Number(_) | Kind::Seconds(_) => ("int", &[]),
         Kind::Flag => ("bool", &[]),
+        Kind::Paths => ("list", &[]),
         Kind::OneOf(words) | Kind::AnyCase(words) => ("str", words),
         Kind::EnvId
         | Kind::Project
@@ -58,7 +59,7 @@ fn kind(kind: Kind) -> (&'static str, &'static [&'static str]) {
 /// The default of a key's variable, as YAML; none if it must be given. Where the agent itself works the value out, the
 /// variable is empty and the key left out of the file.
 fn default(key: &Key) -> Option<String> {
-    let bare = matches!(kind(key.kind).0, "int" | "bool");
+    let bare = matches!(kind(key.kind).0, "int" | "bool" | "list");
     if let Some((_, derived)) = DERIVED.iter().find(|(name, _)| *name == key.name) {
         return Some(format!("{derived:?}"));
     }
@@ -282,12 +283,16 @@ fn every_key_reaches_the_agent_as_it_was_given() {
         }
         section = here;
         let indent = if here.is_empty() { "" } else { "  " };
-        let bare = matches!(kind(key.kind).0, "int" | "bool");
-        plain += &format!(
-            "{indent}{last}: {}\n",
-            if bare { value.clone() } else { serde_json::Value::from(&*value).to_string() }
-        );
-        given.insert(variable(key), value.into());
+        let (value, written) = match kind(key.kind).0 {
+            "int" | "bool" => (value.clone().into(), value),
+            "list" => {
+                let items = serde_json::Value::from(value.lines().collect::<Vec<_>>());
+                (items.clone(), items.to_string())
+            }
+            _ => (serde_json::Value::from(&*value), serde_json::Value::from(&*value).to_string()),
+        };
+        plain += &format!("{indent}{last}: {written}\n");
+        given.insert(variable(key), value);
     }
     let text = rendered(&given);
     let made = Config::parse("made", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
