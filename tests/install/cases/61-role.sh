@@ -74,7 +74,7 @@ role() { # [ANSIBLE-ARG…]
 fine() { role "$@" || { tail -n 40 "$last" >&2; die "the role failed: $last"; }; }
 changed() { sed -n 's/^.* changed=\([0-9]*\).*/\1/p' "$last"; }
 # Which tasks changed something, one a line.
-changes() { awk '/^TASK \[/ { task = $0; sub(/^TASK \[monky_deployd : /, "", task); sub(/\].*/, "", task) } /^changed:/ { print task }' "$last" | sort -u | paste -sd,; }
+changes() { awk '/^(TASK|RUNNING HANDLER) \[/ { task = $0; sub(/^.*\[monky_deployd : /, "", task); sub(/\].*/, "", task) } /^changed:/ { print task }' "$last" | sort -u | paste -sd,; }
 only() { # TASKS, joined by a comma
   [[ $(changes) == "$1" ]] || { tail -n 60 "$last" >&2; die "changed: '$(changes)', should be '$1'"; }
 }
@@ -226,7 +226,7 @@ fine -e "@$dir/proxy.json"
 only ""
 pid=$(in_box systemctl show -p MainPID --value monky-deployd-proxy.service)
 fine -e "@$dir/proxy.json" -e "{\"monky_deployd_ziti_services\": [\"tenancy:$near\", \"bao:$far\", \"bao:$(free)\"]}"
-only "Name the services"
+only "Name the services,Restart the tunneler"
 [[ $(in_box systemctl show -p MainPID --value monky-deployd-proxy.service) != "$pid" ]] || die "the tunneler does not know its new service"
 
 say "without it the tunneler is stopped, and does not come back"
