@@ -104,7 +104,9 @@ fn a_wrong_command_line_ends_with_2_and_says_so_on_stderr() {
 #[test]
 fn help_names_every_command_and_version_is_the_packages() {
     let named = commands();
-    for command in ["tick", "bootstrap", "status", "history", "replay", "graph", "config", "completions", "man"] {
+    for command in
+        ["tick", "bootstrap", "status", "history", "check", "replay", "graph", "config", "completions", "man"]
+    {
         assert!(named.contains(&command.to_owned()), "{command}: {named:?}");
         let help = bare(&[command, "--help"]);
         assert_eq!((help.status, help.err.as_str()), (0, ""));
@@ -154,6 +156,8 @@ fn a_wrong_configuration_ends_with_78_and_names_file_line_key_and_the_nearest_ke
         &["history"],
         &["config", "show"],
         &["config", "check"],
+        &["check"],
+        &["check", "--format", "json"],
         &["bootstrap", "--grant-file", "-"],
     ] {
         let ran = home.run_with(args, GRANT.as_bytes());
@@ -203,7 +207,11 @@ fn the_configuration_that_is_shown_is_one_and_shows_the_same() {
     fs::write(home.config(), &shown.out).unwrap();
     assert_eq!(home.run(&["config", "show"]).out, shown.out);
     let checked = home.run(&["config", "check"]);
-    assert_eq!((checked.status, checked.out), (0, format!("{}: ok\n", home.config().display())));
+    let said = format!(
+        "{}: ok\nwhether the files and servers that it names are there is told by `monky-deployd check`\n",
+        home.config().display()
+    );
+    assert_eq!((checked.status, checked.out), (0, said));
 }
 
 #[test]

@@ -24,6 +24,7 @@ macro_rules! eprintln {
 }
 
 mod bootstrap;
+mod check;
 pub mod graph;
 mod history;
 pub(crate) mod journal;
@@ -104,6 +105,11 @@ enum Command {
     },
     /// The last ticks that did something: when, what, how long, and why.
     History {
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Is everything there that a deploy needs? Each fact with its remedy; only reads.
+    Check {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
@@ -199,6 +205,7 @@ fn run(cli: Cli) -> u8 {
         Command::Bootstrap { grant_file } => configured(&|config| bootstrap::run(&config, grant_file)),
         Command::Status { format } => configured(&|config| status::run(&config, *format == Format::Json)),
         Command::History { format } => configured(&|config| history::run(&config, *format == Format::Json)),
+        Command::Check { format } => configured(&|config| check::run(&config, &file, *format == Format::Json)),
         Command::Replay { files, format } => replay::run(files, *format == Format::Json),
         Command::Graph { format } => {
             print!("{}", if *format == Drawing::Dot { graph::dot() } else { graph::mermaid() });
@@ -210,6 +217,7 @@ fn run(cli: Cli) -> u8 {
         }),
         Command::Config { command: ConfigCommand::Check } => configured(&|_| {
             println!("{}: ok", file.display());
+            println!("whether the files and servers that it names are there is told by `monky-deployd check`");
             exit::OK
         }),
         #[cfg(feature = "sandbox")]

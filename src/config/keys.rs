@@ -273,7 +273,7 @@ pub(super) fn join(host: &str, port: u16) -> String {
 }
 
 /// Whether a host is this box itself, by name or address.
-pub(super) fn loopback(host: &str) -> bool {
+pub fn loopback(host: &str) -> bool {
     let name = host.to_ascii_lowercase();
     name == "localhost"
         || name.ends_with(".localhost")

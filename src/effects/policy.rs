@@ -404,12 +404,13 @@ impl<'m> Asks<'m> {
             found.next().map(|(_, value)| plain(value)).unwrap_or_default()
         };
         let (kind, options, device) = (option("type"), option("o"), option("device"));
+        let is_plain = kind.is_empty() && device.is_empty();
         let key = key("driver_opts");
         if let Some(given) = [&options, &kind, &device].into_iter().find(|text| has_variable(text)) {
             self.unknown(key, given);
         } else if options.split(',').any(|o| matches!(o.trim(), "bind" | "rbind")) {
             self.source(key, &device, true);
-        } else if !(kind.is_empty() && device.is_empty()) && !REMOTE_FILE_SYSTEMS.contains(&kind.as_str()) {
+        } else if !is_plain && !REMOTE_FILE_SYSTEMS.contains(&kind.as_str()) {
             let what =
                 format!("mounts {} as {}: what that shows of the box, nobody can tell", shown(&device), shown(&kind));
             self.add(Rule::Binds, key.clone(), what.clone(), None);

@@ -67,6 +67,16 @@ impl Docker {
         }
     }
 
+    /// Another program of this box, called the same way: without a shell, with a deadline, in the same clean environment.
+    pub fn other(&self, bin: &str) -> Docker {
+        Docker { bin: bin.into(), ..self.clone() }
+    }
+
+    /// Where a bare program name is looked for (`PATH`).
+    pub fn search(&self) -> Option<&OsStr> {
+        self.environment.get("PATH")
+    }
+
     /// The program.
     pub fn bin(&self) -> &Path {
         &self.bin
