@@ -18,9 +18,9 @@ fn read(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap()
 }
 
-/// Every document for people: the Markdown files at the top, in `docs` and in `tests/stack`.
+/// Every document for people: the Markdown files at the top and in these folders.
 fn documents() -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = ["", "docs", "tests/stack"]
+    let mut found: Vec<PathBuf> = ["", "ansible", "ansible/roles/monky_deployd", "docs", "tests/stack"]
         .iter()
         .flat_map(|folder| fs::read_dir(root().join(folder)).unwrap())
         .map(|entry| entry.unwrap().path())
