@@ -21,6 +21,9 @@ fmt: ## Format
 test: ## Every suite, on a real stack that is started and stopped (STACK=off: without it)
 	./tests/run.sh
 
+soak: ## What takes minutes: the agent and an engine of its own killed at every stage, larger bounds; prints the figures
+	./tests/soak.sh
+
 test-install: ## The package and what installs it, on boxes with systemd and the real stack (minutes)
 	./tests/install/run.sh
 
@@ -46,4 +49,4 @@ stack-down: ## Stop it
 incident: ## A field recording becomes a fixture: make incident FROM=recording.jsonl NAME=2026-09-what-happened
 	./fixtures/incidents/add.sh "$(FROM)" "$(NAME)"
 
-.PHONY: help check fmt test test-install package release demo bench stack-up stack-down incident
+.PHONY: help check fmt test soak fuzz coverage mutants test-install package release demo bench stack-up stack-down incident

@@ -4,7 +4,7 @@
 //! from server to vault to file and never through an event; nobody who asks the process to end waits for the network.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -51,6 +51,8 @@ pub struct World {
     docker: Docker,
     bundle: Mutex<Option<(Sha, Bundle)>>,
     accessor: Mutex<Option<String>>,
+    /// The state directory that a dry run's stands for.
+    stands_for: Option<PathBuf>,
 }
 
 /// The servers. A call may outlive the tick that gave it up, so nothing that a tick must let go of (the lock) is here.
@@ -111,7 +113,14 @@ impl World {
             cancel,
             bundle: Mutex::new(None),
             accessor: Mutex::new(None),
+            stands_for: None,
         }
+    }
+
+    /// The same world, which tells of its own state directory as if it were this one: what is refused in a dry run, and
+    /// with which words, must not depend on where its scratch folder is.
+    pub fn in_place_of(self, state_dir: PathBuf) -> World {
+        World { stands_for: Some(state_dir), ..self }
     }
 
     /// The state directory.
@@ -241,8 +250,18 @@ impl World {
     fn model(&self, request: &ReadModel) -> Result<Model, ComposeFault> {
         let json = self.docker.model(&request.sha, &*self.vault).map_err(ComposeFault::Run)?;
         let folder = self.store.release_dir(&request.sha);
-        let (folder, state_dir) = (folder.to_string_lossy(), self.store.dir().to_string_lossy());
-        let parsed = self.with_bundle(&request.sha, |bundle| Model::parse(&json, bundle, &folder, &state_dir));
+        let (mut folder, mut state_dir) = (folder.to_string_lossy(), self.store.dir().to_string_lossy());
+        let mut json = String::from_utf8_lossy(&json);
+        if let Some(told) = self.stands_for.as_deref().map(Path::to_string_lossy) {
+            // In JSON a path may be written with escapes.
+            let escaped = |text: &str| Value::from(text).to_string().trim_matches('"').to_owned();
+            json = json.replace(&escaped(&state_dir), &escaped(&told)).into();
+            folder = folder.replace(&*state_dir, &told).into();
+            state_dir = told;
+        }
+        let engine = self.docker.engine().unwrap_or_default();
+        let parsed =
+            self.with_bundle(&request.sha, |bundle| Model::parse(json.as_bytes(), bundle, &folder, &state_dir, engine));
         match parsed {
             Ok(Ok(model)) => Ok(model),
             Ok(Err(refusal)) => Err(ComposeFault::Refused(refusal)),

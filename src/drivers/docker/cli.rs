@@ -92,6 +92,11 @@ impl Docker {
         &self.project
     }
 
+    /// The address of the engine, if Docker is told one.
+    pub fn engine(&self) -> Option<&str> {
+        self.environment.get("DOCKER_HOST").and_then(OsStr::to_str)
+    }
+
     /// Runs `docker` to its end: no shell, stdin null, the allow-listed environment, a process group of its own.
     ///
     /// # Errors

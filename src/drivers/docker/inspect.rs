@@ -15,7 +15,7 @@ use super::fault::words_of;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Some 10 KB a container, and room for large environments.
-const INSPECT_CAP: usize = 64 << 20;
+const INSPECT_CAP: usize = 32 << 20;
 
 /// A container's name and the folder that Compose was told of.
 const ORIGIN: &str = "{{.Names}}\t{{.Label \"com.docker.compose.project.working_dir\"}}";
