@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use super::vault::{Secret, Slot, Vault};
+use super::vault::{Secret, Slot, Vault, Wiped};
 use crate::effects::local::{GrantFacts, LocalFacts};
 use crate::effects::report::Report;
 use crate::effects::state::{State, TokenSource};
@@ -349,8 +349,7 @@ impl Store {
     }
 
     fn write_json(&self, dir: &Path, name: &str, content: &impl Serialize) -> Result<(), Fail> {
-        let text = serde_json::to_vec_pretty(content).map_err(io::Error::from).doing("write", &dir.join(name))?;
-        let text = Zeroizing::new(text);
+        let text = Wiped::json(content, true).map_err(io::Error::from).doing("write", &dir.join(name))?;
         files::write(self.disk(), dir, name, &text)
     }
 
