@@ -13,12 +13,25 @@ check: ## Format, lints, docs, the purity of the core; only reads
 	cargo clippy --locked --no-default-features --lib --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
 	./tests/purity.sh
+	./packaging/versions.sh --check
 
 fmt: ## Format
 	cargo fmt --all
 
 test: ## Every suite, on a real stack that is started and stopped (STACK=off: without it)
 	./tests/run.sh
+
+soak: ## What takes minutes: the agent and an engine of its own killed at every stage, larger bounds; prints the figures
+	./tests/soak.sh
+
+test-install: ## The package and what installs it, on boxes with systemd and the real stack (minutes)
+	./tests/install/run.sh
+
+package: ## The Debian package, in target/package/deb
+	./packaging/build.sh
+
+release: ## Package and checksums in target/release-files; the version needs a dated entry in CHANGELOG.md
+	./packaging/release.sh
 
 demo: ## The whole loop on embedded stand-ins
 	cargo run --locked -- demo
@@ -36,4 +49,4 @@ stack-down: ## Stop it
 incident: ## A field recording becomes a fixture: make incident FROM=recording.jsonl NAME=2026-09-what-happened
 	./fixtures/incidents/add.sh "$(FROM)" "$(NAME)"
 
-.PHONY: help check fmt test demo bench stack-up stack-down incident
+.PHONY: help check fmt test soak fuzz coverage mutants test-install package release demo bench stack-up stack-down incident

@@ -104,7 +104,9 @@ fn a_wrong_command_line_ends_with_2_and_says_so_on_stderr() {
 #[test]
 fn help_names_every_command_and_version_is_the_packages() {
     let named = commands();
-    for command in ["tick", "bootstrap", "status", "history", "replay", "graph", "config", "completions", "man"] {
+    for command in
+        ["tick", "bootstrap", "status", "history", "check", "replay", "graph", "config", "completions", "man"]
+    {
         assert!(named.contains(&command.to_owned()), "{command}: {named:?}");
         let help = bare(&[command, "--help"]);
         assert_eq!((help.status, help.err.as_str()), (0, ""));
@@ -112,6 +114,40 @@ fn help_names_every_command_and_version_is_the_packages() {
     }
     let version = bare(&["--version"]);
     assert_eq!((version.status, version.out), (0, format!("monky-deployd {}\n", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn there_is_a_man_page_for_each_command_and_for_all_that_a_page_refers_to() {
+    let mut pages = vec![Vec::<String>::new()];
+    let mut known = 0;
+    while let Some(path) = pages.pop() {
+        let args: Vec<&str> = std::iter::once("man").chain(path.iter().map(String::as_str)).collect();
+        let page = bare(&args);
+        assert_eq!((page.status, page.err.as_str()), (0, ""), "{args:?}");
+        let text = page.out.replace("\\-", "-");
+        assert!(
+            text.contains(&format!(
+                ".TH {} 1 ",
+                ["monky-deployd"].into_iter().chain(args[1..].iter().copied()).collect::<Vec<_>>().join("-")
+            )),
+            "{text}"
+        );
+        known += 1;
+        // A page names those below it as `monky-deployd-config-show(1)` on a line of its own.
+        let below = text.lines().filter_map(|line| line.strip_prefix("monky-deployd-")?.strip_suffix("(1)"));
+        pages.extend(below.map(|name| name.split('-').map(str::to_owned).collect()));
+    }
+    assert!(known > commands().len(), "{known}");
+    let main = bare(&["man"]).out;
+    for section in ["FILES", "ENVIRONMENT", "\"EXIT STATUS\""] {
+        assert!(main.contains(&format!(".SH {section}\n")), "{section}");
+    }
+    assert_eq!(bare(&["man", "nonsense"]).status, 2);
+}
+
+#[test]
+fn help_says_where_the_configuration_is_looked_for() {
+    assert!(bare(&["--help"]).out.contains("[default: $MONKY_DEPLOYD_CONFIG, then /etc/monky-deployd/config.yaml]"));
 }
 
 #[test]
@@ -126,6 +162,8 @@ fn a_wrong_configuration_ends_with_78_and_names_file_line_key_and_the_nearest_ke
         &["history"],
         &["config", "show"],
         &["config", "check"],
+        &["check"],
+        &["check", "--format", "json"],
         &["bootstrap", "--grant-file", "-"],
     ] {
         let ran = home.run_with(args, GRANT.as_bytes());
@@ -175,7 +213,11 @@ fn the_configuration_that_is_shown_is_one_and_shows_the_same() {
     fs::write(home.config(), &shown.out).unwrap();
     assert_eq!(home.run(&["config", "show"]).out, shown.out);
     let checked = home.run(&["config", "check"]);
-    assert_eq!((checked.status, checked.out), (0, format!("{}: ok\n", home.config().display())));
+    let said = format!(
+        "{}: ok\nwhether the files and servers that it names are there is told by `monky-deployd check`\n",
+        home.config().display()
+    );
+    assert_eq!((checked.status, checked.out), (0, said));
 }
 
 #[test]

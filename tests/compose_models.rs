@@ -7,8 +7,10 @@ use monky_deployd::effects::bundle::Bundle;
 use monky_deployd::effects::compose_file;
 use monky_deployd::effects::failure::{Code, Refusal};
 use monky_deployd::effects::model::Model;
+use monky_deployd::effects::policy::{Policy, Rule, Stance};
 
 const VERSIONS: [&str; 2] = ["2.26.1", "2.40.3"];
+const ENGINE: &str = "unix:///run/engine/own.sock";
 
 fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/compose")
@@ -36,7 +38,7 @@ fn bundle(case: &str) -> Bundle {
 fn model(case: &str) -> Result<Model, Refusal> {
     let [a, b] = VERSIONS.map(|version| {
         let json = std::fs::read(fixtures().join(format!("{case}.{version}.json"))).unwrap();
-        Model::parse(&json, &bundle(case), "/state/releases/r", "/state")
+        Model::parse(&json, &bundle(case), "/state/releases/r", "/state", ENGINE)
     });
     assert_eq!(a, b, "the versions of Compose differ in {case}");
     a
@@ -106,4 +108,87 @@ fn the_whole_release_may_be_mounted_with_a_warning() {
 #[test]
 fn nothing_to_start_is_told_before_anything_is_leased() {
     assert_eq!(model("nothing").unwrap_err().code, Code::ComposeInvalid);
+}
+
+/// Everything that a model asks for, one a line.
+fn asked(model: &Model) -> String {
+    let line = |demand: &monky_deployd::effects::policy::Demand| {
+        let path = demand.path.as_ref().map_or_else(String::new, |path| format!(" [{path}]"));
+        format!("{}: {} {} {}{path}\n", demand.service, demand.rule.as_str(), demand.key, demand.what)
+    };
+    model.demands.iter().map(line).collect()
+}
+
+/// The rules that a service's demands are for.
+fn rules(model: &Model, service: &str) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = model.demands.iter().filter(|d| d.service == service).map(|d| d.rule).collect();
+    rules.sort();
+    rules.dedup();
+    rules
+}
+
+#[test]
+fn what_a_compose_file_asks_of_the_box_is_seen_in_each_form() {
+    let model = model("policy-asks").unwrap();
+    for (service, expected) in [
+        ("privileged", vec![Rule::Privileged]),
+        ("privileged-by-word", vec![Rule::Privileged]),
+        ("privileged-by-variable", vec![Rule::Privileged]),
+        ("hidden-by-an-empty-profile", vec![Rule::Privileged]),
+        ("hidden-by-a-variable-profile", vec![Rule::Privileged]),
+        ("behind-a-profile", vec![]),
+        ("scaled-to-nothing", vec![]),
+        ("namespaces", vec![Rule::HostNamespaces]),
+        ("namespaces-by-variable", vec![Rule::HostNamespaces]),
+        ("network-host", vec![Rule::HostNamespaces]),
+        ("network-by-variable", vec![Rule::HostNamespaces]),
+        ("devices", vec![Rule::Devices]),
+        ("capabilities", vec![Rule::Capabilities]),
+        ("security", vec![Rule::SecurityOpt]),
+        ("runtime", vec![Rule::Runtime]),
+        ("socket", vec![Rule::DockerSocket, Rule::Binds]),
+        ("socket-of-a-config", vec![Rule::DockerSocket]),
+        ("socket-of-another", vec![Rule::DockerSocket, Rule::Binds]),
+        ("binds", vec![Rule::DockerSocket, Rule::Binds]),
+        ("volumes-in-disguise", vec![Rule::Devices, Rule::DockerSocket, Rule::Binds]),
+        ("files", vec![Rule::Binds]),
+        ("images", vec![Rule::Images]),
+        ("images-by-variable", vec![Rule::Images]),
+    ] {
+        assert_eq!(rules(&model, service), expected, "{service}: {}", asked(&model));
+    }
+    // What a variable hides is judged, and not waited for; what an empty profile hides is started, and so waited for.
+    assert!(model.services.contains_key("hidden-by-an-empty-profile"));
+    assert!(!model.services.contains_key("hidden-by-a-variable-profile"));
+    insta::assert_snapshot!("policy_asks", asked(&model));
+}
+
+#[test]
+fn what_only_newer_versions_know_is_seen_too() {
+    let json = std::fs::read(fixtures().join("policy-newer.2.40.3.json")).unwrap();
+    let model = Model::parse(&json, &bundle("policy-newer"), "/state/releases/r", "/state", "").unwrap();
+    insta::assert_snapshot!("policy_newer", asked(&model));
+}
+
+#[test]
+fn what_only_looks_as_if_it_were_much_is_no_demand() {
+    assert_eq!(asked(&model("policy-harmless").unwrap()), "");
+}
+
+#[test]
+fn each_rule_refuses_what_asks_for_it_and_names_all_of_it() {
+    let model = model("policy-asks").unwrap();
+    for rule in Rule::ALL {
+        let all = Rule::ALL.iter().map(|other| (*other, if other == rule { Stance::Refuse } else { Stance::Allow }));
+        let policy = Policy { rules: all.collect(), bind_roots: vec!["/srv".to_owned()] };
+        let judgement = policy.judge(&model.demands);
+        let Refusal { code, detail } = judgement.refusal.unwrap();
+        assert_eq!(code, Code::PolicyRefused);
+        let of_rule = model.demands.iter().filter(|demand| demand.rule == *rule);
+        let told = |text: &str| detail.contains(text) || judgement.warnings.iter().any(|line| line.contains(text));
+        for demand in of_rule.filter(|demand| !demand.path.as_ref().is_some_and(|path| path.starts_with("/srv"))) {
+            assert!(told(&format!("{} {}", demand.key, demand.what)), "{rule:?}: {demand:?}: {detail}");
+        }
+        assert!(detail.chars().count() < 800, "{detail}");
+    }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use monky_deployd::config::keys::{self, Absent, KEYS};
 use monky_deployd::config::{Config, HostPort, Scheme, Transport};
 use monky_deployd::effects::OnUnhealthy;
+use monky_deployd::effects::policy::{Rule, Stance};
 use proptest::prelude::*;
 
 const LEAST: &str = "env_id: plant-7\ntenancy:\n  host: tenancy.example\nbao:\n  addr: https://bao.example:8200\n";
@@ -36,6 +37,10 @@ fn the_least_configuration_gets_every_default_of_the_contract() {
     assert_eq!((s.kv_mount.as_str(), s.renew_below_s, s.project.as_str()), ("monky", 600, "monky-plant-7"));
     assert_eq!((s.healthy_timeout_s, s.pull_timeout_s, s.stable_s, s.keep_releases), (300, 600, 5, 3));
     assert_eq!((s.on_unhealthy, s.laptop_mode), (OnUnhealthy::Keep, false));
+    for rule in Rule::ALL {
+        assert_eq!(s.policy.rules.get(rule), Some(&rule.usual()), "the table and the code differ in {rule:?}");
+    }
+    assert_eq!(s.policy.bind_roots, [] as [&str; 0]);
     assert_eq!((c.transport.clone(), c.tenancy.scheme, c.tenancy.port), (Transport::System, Scheme::Https, 443));
     assert_eq!(
         (c.tenancy.timeout_s, c.tenancy.ca_file.clone(), c.tenancy.addr()),
@@ -117,6 +122,72 @@ fn yaml_beyond_the_subset_is_refused_with_its_line() {
     }
     for text in ["- a\n", "x\n", "[]", "'", "{", "*a", "--- a\n--- b", "\u{0}"] {
         assert!(parse(text).is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn a_policy_is_read_rule_by_rule() {
+    let c = with("policy:\n  privileged: refuse\n  images: warn\n  docker_socket: allow\n").unwrap();
+    let stance = |rule| c.settings.policy.stance(rule);
+    assert_eq!((stance(Rule::Privileged), stance(Rule::Images)), (Stance::Refuse, Stance::Warn));
+    assert_eq!((stance(Rule::DockerSocket), stance(Rule::Binds)), (Stance::Allow, Stance::Allow));
+    for (text, said) in [
+        (
+            "policy:\n  privileged: refused\n",
+            "c.yaml:7: policy.privileged: must be one of allow, warn, refuse; did you mean `refuse`?",
+        ),
+        ("policy:\n  cap_add: refuse\n", "c.yaml:7: policy.cap_add: no such key; did you mean"),
+        (
+            "policy:\n  docker_sock: refuse\n",
+            "c.yaml:7: policy.docker_sock: no such key; did you mean `policy.docker_socket`?",
+        ),
+        ("policy: refuse\n", "c.yaml:6: policy: is a section: indented below it go privileged, host_namespaces"),
+        ("policy:\n  privileged: [refuse]\n", "c.yaml:7: policy.privileged: takes one value"),
+    ] {
+        let error = with(text).unwrap_err();
+        assert!(error.starts_with(said), "{text:?}: {error}");
+    }
+}
+
+#[test]
+fn a_list_is_taken_in_both_forms_and_shown_as_it_reads_back() {
+    let roots = |text: &str| with(&format!("policy:\n  bind_roots:{text}\n")).map(|c| c.settings.policy.bind_roots);
+    for text in [
+        " [/srv, \"/mnt/a, b\"]",
+        " [/srv/,\n    '/mnt/a, b', # the second\n  ]",
+        "\n    - /srv # the first\n    - \"/mnt/a, b\"",
+        "\n  - /srv//\n  - '/mnt/a, b'",
+    ] {
+        assert_eq!(roots(text).unwrap(), ["/srv", "/mnt/a, b"], "{text:?}");
+    }
+    for none in ["", " []", " null"] {
+        assert_eq!(roots(none).unwrap(), [] as [&str; 0], "{none:?}");
+    }
+    assert_eq!(roots(" [/]").unwrap(), ["/"]);
+    let c = with("policy:\n  bind_roots: [/srv, \"/mnt/a, b\", '/x: y', \"/[z]\", /a#b]\n").unwrap();
+    assert!(c.show().contains("  bind_roots: [/srv, \"/mnt/a, b\", "), "{}", c.show());
+    assert_eq!(parse(&c.show()).unwrap(), c);
+}
+
+#[test]
+fn what_is_wrong_in_a_list_is_said_with_its_line_and_item() {
+    for (text, line, said) in [
+        (" /srv", 7, "policy.bind_roots: takes a list: [a, b]"),
+        (" {a: b}", 7, "policy.bind_roots: takes a list"),
+        ("\n    a: /srv", 7, "policy.bind_roots: takes a list"),
+        ("\n    - /srv\n    - srv", 9, "policy.bind_roots: item 2 must be an absolute path"),
+        ("\n    - /srv\n    -", 9, "policy.bind_roots: item 2 must be an absolute path"),
+        (" [/srv/../etc]", 7, "policy.bind_roots: item 1 must be an absolute path without"),
+        (" [/srv, ~]", 7, "policy.bind_roots: item 2 must be"),
+        ("\n    - [/srv]", 8, "policy.bind_roots: item 1 must be one value, no list or map"),
+        ("\n    - /a\n    - b: /srv", 9, "policy.bind_roots: item 2 must be one value, no list or map"),
+        ("\n    - /a\n    - &x /b", 9, "anchor"),
+        ("\n    - !x /a", 8, "tag"),
+        ("\n    - |\n      /a", 9, "policy.bind_roots: a text of several lines"),
+    ] {
+        let error = with(&format!("policy:\n  bind_roots:{text}\n")).unwrap_err();
+        let fits = |l: &str| l.starts_with(&format!("c.yaml:{line}:")) && l.contains(said);
+        assert!(error.lines().any(fits), "{text:?}: {error}");
     }
 }
 
@@ -331,6 +402,10 @@ fn the_example_names_every_key_with_its_default() {
             .as_str()
             .map(str::to_owned)
             .unwrap_or_else(|| serde_yaml::to_string(value).unwrap().trim().to_owned());
+        if key.kind.is_list() {
+            let items: Vec<&str> = value.as_sequence().unwrap().iter().map(|item| item.as_str().unwrap()).collect();
+            assert_eq!(items.join("\n"), key.example, "{}", key.name);
+        }
         if let Absent::Is(default) = key.default {
             let expected = if default.is_empty() { key.example } else { default };
             assert_eq!(shown, expected, "{}", key.name);
@@ -344,6 +419,7 @@ fn the_example_names_every_key_with_its_default() {
 fn scalar() -> impl Strategy<Value = String> {
     prop_oneof![
         "[ -~]{0,12}",
+        "\\[(/[a-z ~:.]{0,6}(, )?){0,3}\\]",
         "[a-z0-9-]{1,8}",
         "/[ -~äß€😀]{0,12}",
         "[0-9]{1,6}",

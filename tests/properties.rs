@@ -52,7 +52,17 @@ impl Tick {
 }
 
 /// Runs a tick to its end. `meet` sees every machine on the way, and may replace it.
-fn tick(boot: Boot, mut answer: impl FnMut(&Op) -> Event, mut meet: impl FnMut(Machine) -> Machine) -> Tick {
+fn tick(boot: Boot, answer: impl FnMut(&Op) -> Event, meet: impl FnMut(Machine) -> Machine) -> Tick {
+    tick_by(|now| now, boot, answer, meet)
+}
+
+/// The same by another clock, which is looked at before every event.
+fn tick_by(
+    mut clock: impl FnMut(Stamp) -> Stamp,
+    boot: Boot,
+    mut answer: impl FnMut(&Op) -> Event,
+    mut meet: impl FnMut(Machine) -> Machine,
+) -> Tick {
     let mut tick = Tick::default();
     let mut now = boot.now;
     let mut transition = Machine::boot(boot);
@@ -63,7 +73,11 @@ fn tick(boot: Boot, mut answer: impl FnMut(&Op) -> Event, mut meet: impl FnMut(M
             tick.done = Some(done.clone());
             return tick;
         }
-        let inputs: Vec<Input> = effects.iter().map(|effect| input(effect, answer(&effect.op), &mut now)).collect();
+        let heard = |effect: &Effect| {
+            now = clock(now);
+            input(effect, answer(&effect.op), &mut now)
+        };
+        let inputs: Vec<Input> = effects.iter().map(heard).collect();
         tick.effects.extend(effects);
         tick.inputs.extend(inputs.clone());
         transition = meet(next).steps(inputs);
@@ -291,6 +305,61 @@ proptest! {
             }
             now = now.plus_s(wait_s);
         }
+    }
+
+    #[test]
+    fn a_clock_that_jumps_at_any_event_of_a_tick_stops_no_tick_spends_no_lease_and_delays_no_attempt(
+        bytes in bytes(),
+        jumps in proptest::collection::btree_map(0_usize..50, -10_i64..=10, 1..12),
+        rollback: bool,
+    ) {
+        let mut tape = Tape::new(bytes);
+        let mut disk = some_disk(&mut tape);
+        let on_unhealthy = if rollback { OnUnhealthy::Rollback } else { OnUnhealthy::Keep };
+        let (mut good, mut now, mut events, mut converged) = (good_world(), NOW, 0, false);
+        // Three ticks in which anything may happen, then all is well. The clock goes mad throughout the first four.
+        for n in 0..75 {
+            let boot = boot_on(&disk, Options::default(), on_unhealthy, now);
+            let asks = std::cell::RefCell::new(Vec::new());
+            let mut leases = boot.state.leases.len();
+            let tick = tick_by(
+                |before| {
+                    events += 1;
+                    let years = if n < 4 { jumps.get(&events).copied().unwrap_or(0) } else { 0 };
+                    now = before.plus_s(years * 365 * 86_400);
+                    now
+                },
+                boot,
+                |op| {
+                    let event = if n < 3 { some_event(&mut tape, op) } else { good(op) };
+                    match op {
+                        Op::SaveState(save) => leases = save.state.leases.len(),
+                        Op::AskLease(_) => asks.borrow_mut().push(leases),
+                        _ => {}
+                    }
+                    if went_well(&event) {
+                        disk.done(op);
+                    }
+                    event
+                },
+                |machine| {
+                    let core = machine.core();
+                    let late = |tried: &Attempts| tried.next_at.is_some_and(|at| at.since_ms(core.now) > 900_000);
+                    assert!(!core.state.attempts.values().any(late), "an attempt more than 15 minutes away");
+                    machine
+                },
+            );
+            prop_assert!(tick.done.is_some());
+            // Each is noted before it is asked for: five an hour, by whatever the clock says.
+            prop_assert!(asks.borrow().iter().all(|noted| (1..=5).contains(noted)), "{:?}", asks);
+            prop_assert!(asks.borrow().len() <= 2);
+            now = now.plus_s(60);
+            converged = n > 3 && disk.state.applied().is_some_and(|applied| applied.sha == sha("z"));
+            if converged {
+                break;
+            }
+        }
+        prop_assert!(converged, "not converged: {:?}", disk);
     }
 
     #[test]

@@ -7,10 +7,10 @@ log=target/test.log
 mkdir -p target
 
 if [ "${STACK:-on}" = off ]; then
-    echo "STACK=off: without the real stack. Not run: $(cd tests && grep -l 'STACK_ENV\|rig::\|path = "stack/' ./*.rs | xargs -n1 basename | sed 's/\.rs$//' | paste -sd' ')."
+    echo "STACK=off: without the real stack. Not run: $(cd tests && grep -l 'STACK_ENV\|rig::\|path = "stack/\|path = "kill/' ./*.rs | xargs -n1 basename | sed 's/\.rs$//' | paste -sd' ')."
 else
     if ! ./tests/stack/can.sh; then
-        echo "The real stack cannot run here, so these suites cannot: stack, plan, docker_real, contract_bao (real half)."
+        echo "The real stack cannot run here, so these suites cannot: stack, kill, plan, docker_real, contract_bao (real half)."
         echo "Run elsewhere, or leave them out on purpose with STACK=off make test."
         exit 1
     fi
@@ -25,6 +25,7 @@ else
     fi
 fi
 
+echo "The tests that are ignored take minutes or kill an engine (tests/kill.rs): make soak."
 # A snapshot that differs is a failure, never an update. Much of the real stack is waiting, so more tests than cores run.
 export INSTA_UPDATE=no RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 cargo test --locked --no-fail-fast 2>&1 | tee "$log"

@@ -9,6 +9,8 @@ mod common;
 mod bundles;
 #[path = "stack/canary.rs"]
 mod canary;
+#[path = "stack/check.rs"]
+mod check;
 #[path = "stack/crash.rs"]
 mod crash;
 #[path = "stack/deploy.rs"]

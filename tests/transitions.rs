@@ -11,11 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::script::*;
 use monky_deployd::effects::containers::{ContainerState, Health};
 use monky_deployd::effects::failure::Code;
+use monky_deployd::effects::policy::{Demand, Rule, Stance};
 use monky_deployd::effects::report::Outcome;
 use monky_deployd::effects::state::{Attempts, Cause, Goal, LastResult, Promotion, TokenSource};
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Exit;
-use monky_deployd::fsm::{Boot, EDGES, Input, Machine, StageName};
+use monky_deployd::fsm::{Boot, EDGES, Input, Level, Machine, StageName};
 
 /// A scenario: a box, a world, and what must be so at the end.
 struct Scenario {
@@ -79,6 +80,33 @@ fn in_rollback() -> Boot {
         boot.now = NOW.plus_s(60);
         boot.state = half.state;
         boot.local.releases.push(sha("b"));
+    })
+}
+
+/// A model that asks for some of what a policy speaks of.
+fn asks() -> Event {
+    let demand = |rule, service: &str, key: &str, what: &str, path: Option<&str>| Demand {
+        rule,
+        service: service.to_owned(),
+        key: format!("services.{service}.{key}"),
+        what: what.to_owned(),
+        path: path.map(str::to_owned),
+    };
+    let demands = vec![
+        demand(Rule::Privileged, "web", "privileged", "is \"true\"", None),
+        demand(Rule::Capabilities, "web", "cap_add[0]", "is \"NET_ADMIN\"", None),
+        demand(Rule::Privileged, "db", "privileged", "is \"true\"", None),
+        demand(Rule::Binds, "db", "volumes[0]", "mounts \"/etc\" of the box", Some("/etc")),
+        demand(Rule::Binds, "db", "volumes[1]", "mounts \"/srv/data\" of the box", Some("/srv/data")),
+    ];
+    Event::ModelRead(Ok(model::Model { services: services(), warnings: Vec::new(), demands }))
+}
+
+/// A box whose owner has said something.
+fn owned(boot: Boot, rules: &[(Rule, Stance)]) -> Boot {
+    change(boot, |boot| {
+        boot.settings.policy.rules.extend(rules.iter().copied());
+        boot.settings.policy.bind_roots = vec!["/srv".to_owned()];
     })
 }
 
@@ -501,6 +529,38 @@ fn bundle() -> Vec<Scenario> {
             "what_the_resolved_model_refuses_is_refused_before_a_lease",
             Script::default().next(Event::ModelRead(Err(ComposeFault::Refused(refusal(Code::ComposeRefused))))),
             |t| refused_with(t, Code::ComposeRefused),
+        ),
+        scenario(
+            "what_the_owner_refuses_is_refused_before_a_lease_and_all_of_it_is_named",
+            owned(running_a(), &[(Rule::Privileged, Stance::Refuse), (Rule::Binds, Stance::Refuse)]),
+            Script::default().next(asks()),
+            |t| {
+                refused_with(t, Code::PolicyRefused);
+                for key in ["services.web.privileged", "services.db.privileged", "services.db.volumes[0]"] {
+                    assert!(t.done.detail.contains(key), "{key}: {}", t.done.detail);
+                }
+                assert!(
+                    !t.done.detail.contains("/srv/data") && !t.done.detail.contains("cap_add"),
+                    "{}",
+                    t.done.detail
+                );
+                assert_eq!(t.count(OpName::LookupToken), 0);
+            },
+        ),
+        scenario("what_the_owner_warns_of_is_deployed", running_a(), Script::default().next(asks()), |t| {
+            applied_b(t);
+            let warned = |key: &str| t.notes.contains(&(Level::Warn, key.to_owned()));
+            assert!(warned("services.web.privileged is \"true\" (policy.privileged)"), "{}", t.text);
+            assert!(!t.text.contains("volumes[0]"), "binds are allowed by default: {}", t.text);
+        }),
+        scenario(
+            "what_the_owner_allows_is_not_spoken_of",
+            owned(running_a(), &[(Rule::Privileged, Stance::Allow), (Rule::Capabilities, Stance::Allow)]),
+            Script::default().next(asks()),
+            |t| {
+                applied_b(t);
+                assert!(!t.notes.iter().any(|(_, text)| text.contains("policy.")), "{}", t.text);
+            },
         ),
         of(
             "a_file_that_compose_does_not_take_fails",

@@ -30,6 +30,7 @@ pub fn waiting(looks: usize) -> (Boot, Vec<Input>) {
     let model = monky_deployd::effects::model::Model {
         services: names.iter().map(|name| ((*name).to_owned(), service.clone())).collect::<BTreeMap<_, _>>(),
         warnings: Vec::new(),
+        demands: Vec::new(),
     };
     let starting = Event::Inspected(Ok(all(Health::Starting)));
     let script = Script::default().next(Event::ModelRead(Ok(model)));

@@ -24,9 +24,11 @@ macro_rules! eprintln {
 }
 
 mod bootstrap;
+mod check;
 pub mod graph;
 mod history;
 pub(crate) mod journal;
+mod man;
 pub mod plan;
 mod replay;
 mod status;
@@ -61,7 +63,7 @@ const CONFIG_FILE: &str = "/etc/monky-deployd/config.yaml";
 #[derive(Debug, Parser)]
 #[command(name = "monky-deployd", version, max_term_width = 100)]
 struct Cli {
-    /// The configuration.
+    /// The configuration [default: $MONKY_DEPLOYD_CONFIG, then /etc/monky-deployd/config.yaml].
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// TRACE, DEBUG, INFO, WARN or ERROR; overrides the configuration.
@@ -106,6 +108,11 @@ enum Command {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
+    /// Is everything there that a deploy needs? Each fact with its remedy; only reads.
+    Check {
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
     /// Run recordings through the machine: does it still decide like that?
     Replay {
         /// Recordings: from <state_dir>/recordings or `tick --record`.
@@ -129,8 +136,12 @@ enum Command {
     Demo,
     /// Completions for a shell.
     Completions { shell: clap_complete::Shell },
-    /// The man page.
-    Man,
+    /// The man page; of a command, if one is named.
+    Man {
+        /// Such as `tick`, or `config show`.
+        #[arg(value_name = "COMMAND")]
+        of: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -194,6 +205,7 @@ fn run(cli: Cli) -> u8 {
         Command::Bootstrap { grant_file } => configured(&|config| bootstrap::run(&config, grant_file)),
         Command::Status { format } => configured(&|config| status::run(&config, *format == Format::Json)),
         Command::History { format } => configured(&|config| history::run(&config, *format == Format::Json)),
+        Command::Check { format } => configured(&|config| check::run(&config, &file, *format == Format::Json)),
         Command::Replay { files, format } => replay::run(files, *format == Format::Json),
         Command::Graph { format } => {
             print!("{}", if *format == Drawing::Dot { graph::dot() } else { graph::mermaid() });
@@ -205,6 +217,7 @@ fn run(cli: Cli) -> u8 {
         }),
         Command::Config { command: ConfigCommand::Check } => configured(&|_| {
             println!("{}: ok", file.display());
+            println!("whether the files and servers that it names are there is told by `monky-deployd check`");
             exit::OK
         }),
         #[cfg(feature = "sandbox")]
@@ -221,19 +234,7 @@ fn run(cli: Cli) -> u8 {
             print!("{}", String::from_utf8_lossy(&script));
             exit::OK
         }
-        Command::Man => {
-            let mut page = Vec::new();
-            match clap_mangen::Man::new(Cli::command()).render(&mut page) {
-                Ok(()) => {
-                    print!("{}", String::from_utf8_lossy(&page));
-                    exit::OK
-                }
-                Err(error) => {
-                    eprintln!("the man page could not be written: {error}");
-                    exit::FAILED
-                }
-            }
-        }
+        Command::Man { of } => man::run(Cli::command(), of),
     }
 }
 

@@ -122,8 +122,8 @@ fn dry_run(mut config: Config, args: &Tick, clock: Clock, cancel: Cancel) -> u8 
             return exit::FAILED;
         }
     };
-    config.state_dir = scratch.path().join("state");
-    let world = World::new(config, scratch_store, vault, clock, cancel, boot.seed);
+    let real = std::mem::replace(&mut config.state_dir, scratch.path().join("state"));
+    let world = World::new(config, scratch_store, vault, clock, cancel, boot.seed).in_place_of(real);
     let driver = DryRun::new(world, &boot.state);
     let mut watch = (Plan::default(), Recorder::new(usize::MAX));
     let ended = run_loop::run(boot, &driver, &mut watch);

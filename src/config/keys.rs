@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 
 use super::yaml::printable;
+use crate::effects::policy::Stance;
 
 /// What a value may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +23,8 @@ pub enum Kind {
     Mount,
     /// An absolute path.
     Path,
+    /// A list of absolute paths without `.` and `..`.
+    Paths,
     /// An absolute path, or a name to be looked up in `PATH`.
     Program,
     /// A host name or address, without scheme, port or path.
@@ -116,6 +119,16 @@ pub const KEYS: &[Key] = {
         row("keep_releases", Number(1000), Is("3"), "", "How many releases stay on disk."),
         row("prod", Flag, Unset, "true", "In prod, plain http to a non-loopback host and laptop_mode are refused. Not given: true when a part of env_id between dashes is `prod`."),
         row("laptop_mode", Flag, Is("false"), "", "Being offline is normal for this box and ends quietly."),
+        row("policy.privileged", OneOf(Stance::WORDS), Is("warn"), "", "What compose files may ask of this box: allow, warn or refuse. This one: `privileged`, also of a hook. Whatever a variable decides counts as asked for."),
+        row("policy.host_namespaces", OneOf(Stance::WORDS), Is("warn"), "", "network_mode, pid, ipc, uts, userns_mode or cgroup `host`, the network named host, or `container:` in place of `service:`."),
+        row("policy.devices", OneOf(Stance::WORDS), Is("warn"), "", "devices, device_cgroup_rules, gpus, deploy.resources.reservations.devices."),
+        row("policy.capabilities", OneOf(Stance::WORDS), Is("warn"), "", "cap_add beyond what Docker gives to every container."),
+        row("policy.security_opt", OneOf(Stance::WORDS), Is("warn"), "", "security_opt that changes how a container is confined, such as seccomp:unconfined."),
+        row("policy.runtime", OneOf(Stance::WORDS), Is("allow"), "", "A runtime other than runc."),
+        row("policy.docker_socket", OneOf(Stance::WORDS), Is("warn"), "", "The socket of Docker or of another engine, a folder that holds it, use_api_socket."),
+        row("policy.binds", OneOf(Stance::WORDS), Is("allow"), "", "Files of the box outside of bind_roots: binds, volumes that are binds, configs, secrets, env_file. Files of the bundle are always fine."),
+        row("policy.bind_roots", Paths, Unset, "/srv\n/mnt/data", "The folders of the box that may be mounted, with all that is in them, whatever binds says. Paths are judged by their letters: let no container write where it could leave a link."),
+        row("policy.images", OneOf(Stance::WORDS), Is("allow"), "", "An image without a digest (NAME@sha256:…)."),
         row("log_level", AnyCase(&["TRACE", "DEBUG", "INFO", "WARN", "ERROR"]), Is("INFO"), "", "TRACE, DEBUG, INFO, WARN or ERROR."),
     ]
 };
@@ -144,6 +157,11 @@ pub fn nearest(name: &str) -> &'static str {
 }
 
 impl Kind {
+    /// Whether it takes a list; [`Kind::check`] is of one item then.
+    pub const fn is_list(self) -> bool {
+        matches!(self, Kind::Paths)
+    }
+
     /// The value in its one normal form, or what it must be instead. `plain`: it stood without quotes.
     pub fn check(self, text: &str, plain: bool) -> Result<String, String> {
         let text_if = |ok: bool, must: &str| if ok { Ok(text.to_owned()) } else { Err(must.to_owned()) };
@@ -157,6 +175,12 @@ impl Kind {
                 "must be names of [A-Za-z0-9._-], joined by `/`, without one at either end",
             ),
             Kind::Path => text_if(absolute(text), "must be an absolute path"),
+            Kind::Paths => {
+                let straight = absolute(text) && !text.split('/').any(|part| matches!(part, "." | ".."));
+                let trimmed = text.trim_end_matches('/');
+                let path = if trimmed.is_empty() { "/" } else { trimmed };
+                text_if(straight, "must be an absolute path without `.` and `..`").map(|_| path.to_owned())
+            }
             Kind::Program => {
                 text_if(absolute(text) || segment(text), "must be an absolute path, or the name of a program in PATH")
             }
@@ -249,15 +273,20 @@ pub(super) fn join(host: &str, port: u16) -> String {
 }
 
 /// Whether a host is this box itself, by name or address.
-pub(super) fn loopback(host: &str) -> bool {
+pub fn loopback(host: &str) -> bool {
     let name = host.to_ascii_lowercase();
     name == "localhost"
         || name.ends_with(".localhost")
         || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// A value as YAML that reads back as itself.
+/// A value as YAML that reads back as itself. The items of a list stand on lines of their own in it.
 pub(super) fn quoted(kind: Kind, text: &str) -> String {
+    if kind.is_list() {
+        let items: Vec<String> =
+            text.split('\n').filter(|item| !item.is_empty()).map(|item| quoted(Kind::Path, item)).collect();
+        return format!("[{}]", items.join(", "));
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || "_./:@-".contains(c);
     let bare = matches!(kind, Kind::Number(_) | Kind::Seconds(_) | Kind::Flag)
         || text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::effects::policy::{Policy, Rule, Stance};
 use crate::effects::{OnUnhealthy, Settings};
 use keys::{Absent, KEYS};
 use yaml::Value;
@@ -283,11 +284,27 @@ fn collect(entries: Vec<yaml::Entry>, problems: &mut Vec<Problem>) -> (Values, L
                 match value {
                     _ if unset && key.default == Absent::Required => wrong("is empty, and required".to_owned()),
                     _ if unset => {}
+                    Value::List(items) if key.kind.is_list() => {
+                        let mut checked = Vec::new();
+                        for (index, item) in items.iter().enumerate() {
+                            let one = item.scalar.as_ref().map(|(text, plain)| key.kind.check(text, *plain));
+                            let one = one.unwrap_or_else(|| Err("must be one value, no list or map".to_owned()));
+                            let told = |must| Problem::at(item.line, &entry.path, format!("item {} {must}", index + 1));
+                            match one {
+                                Ok(value) => checked.push(value),
+                                Err(must) => problems.push(told(must)),
+                            }
+                        }
+                        values.0.insert(key.name, checked.join(LIST));
+                    }
+                    Value::Scalar(..) | Value::Map if key.kind.is_list() => {
+                        wrong("takes a list: [a, b], or each on a line of its own behind `- `".to_owned());
+                    }
                     Value::Scalar(text, plain) => match key.kind.check(text, *plain) {
                         Ok(value) => drop(values.0.insert(key.name, value)),
                         Err(must) => wrong(must),
                     },
-                    Value::Map | Value::List => wrong("takes one value".to_owned()),
+                    Value::Map | Value::List(_) => wrong("takes one value".to_owned()),
                 }
             }
             (None, value) if !below.is_empty() => {
@@ -359,6 +376,9 @@ fn between(values: &mut Values, lines: &Lines, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Between the items of a list in its normal form; no item can have it in it.
+const LIST: &str = "\n";
+
 /// Every key that has a value, in its normal form. Getters are for keys whose kind was checked.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Values(BTreeMap<&'static str, String>);
@@ -366,6 +386,10 @@ struct Values(BTreeMap<&'static str, String>);
 impl Values {
     fn text(&self, key: &str) -> String {
         self.0.get(key).cloned().unwrap_or_default()
+    }
+
+    fn list(&self, key: &str) -> Vec<String> {
+        self.text(key).split(LIST).filter(|item| !item.is_empty()).map(str::to_owned).collect()
     }
 
     fn path(&self, key: &str) -> Option<PathBuf> {
@@ -408,6 +432,13 @@ impl Values {
                 },
                 keep_releases: self.number("keep_releases")?,
                 laptop_mode: self.flag("laptop_mode"),
+                policy: Policy {
+                    rules: Rule::ALL
+                        .iter()
+                        .filter_map(|rule| Some((*rule, Stance::of(&self.text(&format!("policy.{}", rule.as_str())))?)))
+                        .collect(),
+                    bind_roots: self.list("policy.bind_roots"),
+                },
             },
             transport: match self.text("transport").as_str() {
                 "proxy" => {

@@ -1,4 +1,5 @@
-//! The YAML subset of the configuration: one document of maps and one-line scalars, walked as events with line numbers.
+//! The YAML subset of the configuration: one document of maps, one-line scalars and lists of those, walked as events with
+//! line numbers.
 //!
 //! Invariant: whatever the bytes, the outcome is a flat list of entries and a list of problems, each with its line.
 
@@ -22,7 +23,16 @@ pub(super) enum Value {
     /// A map; its entries follow with longer paths.
     Map,
     /// A list.
-    List,
+    List(Vec<Item>),
+}
+
+/// One item of a list.
+#[derive(Debug, PartialEq)]
+pub(super) struct Item {
+    /// Where it stands, from 1.
+    pub line: usize,
+    /// Its text, and whether it stood without quotes; none: it is a list or a map.
+    pub scalar: Option<(String, bool)>,
 }
 
 /// One key of the file.
@@ -77,10 +87,11 @@ fn walk(text: &str, entries: &mut Vec<Entry>, problems: &mut Vec<Problem>) -> Re
     let mut frames: Vec<Frame> = Vec::new();
     let mut documents = 0;
     let mut in_list = 0usize;
+    let mut listed = 0usize;
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|e| Problem::at(e.marker().line(), "", format!("not YAML: {}", e.info())))?;
         let line = span.start.line();
-        if problems.len() > MAX_PROBLEMS || entries.len() > MAX_ENTRIES {
+        if problems.len() > MAX_PROBLEMS || entries.len() + listed > MAX_ENTRIES {
             return Err(Problem::at(line, "", "too much is wrong with this file to read on"));
         }
         if let Event::Scalar(_, _, anchor, tag) | Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) =
@@ -105,13 +116,28 @@ fn walk(text: &str, entries: &mut Vec<Entry>, problems: &mut Vec<Problem>) -> Re
             Event::SequenceStart(..) | Event::MappingStart(..) if in_list >= MAX_DEPTH => {
                 return Err(Problem::at(line, "", "nested too deep"));
             }
-            Event::SequenceStart(..) | Event::MappingStart(..) if in_list > 0 => in_list += 1,
+            Event::SequenceStart(..) | Event::MappingStart(..) if in_list > 0 => {
+                if in_list == 1 {
+                    listed += 1;
+                    item(entries, Item { line, scalar: None });
+                }
+                in_list += 1;
+            }
             Event::MappingEnd if in_list > 0 => in_list -= 1,
-            // No key takes a list: what is in one has no meaning, only anchors, tags and aliases are looked for.
+            Event::Scalar(text, style, ..) if in_list == 1 => {
+                if span.end.line() != line && !(style == ScalarStyle::Plain && text.is_empty()) {
+                    let path = entries.last().map_or("", |entry| entry.path.as_str());
+                    return Err(Problem::at(line, path, "a text of several lines: values are one line here"));
+                }
+                listed += 1;
+                item(entries, Item { line, scalar: Some((text.into_owned(), style == ScalarStyle::Plain)) });
+            }
+            // Deeper down nothing has a meaning; only anchors, tags and aliases are looked for.
             _ if in_list > 0 => {}
             Event::SequenceStart(..) => {
                 let (path, line) = value_of(&mut frames, line)?;
-                entries.push(Entry { path, line, depth: frames.len().saturating_sub(1), value: Value::List });
+                let value = Value::List(Vec::new());
+                entries.push(Entry { path, line, depth: frames.len().saturating_sub(1), value });
                 in_list = 1;
             }
             Event::MappingStart(..) if frames.is_empty() => frames.push(Frame::default()),
@@ -155,6 +181,13 @@ fn walk(text: &str, entries: &mut Vec<Entry>, problems: &mut Vec<Problem>) -> Re
         }
     }
     Ok(())
+}
+
+/// One item more of the list that is being read, which is the last entry.
+fn item(entries: &mut [Entry], item: Item) {
+    if let Some(Entry { value: Value::List(items), .. }) = entries.last_mut() {
+        items.push(item);
+    }
 }
 
 /// The key that the value at hand belongs to.

@@ -4,12 +4,16 @@
 //! most its cap in memory, and no text leaves here that was not scrubbed. A request that must not arrive
 //! twice is never sent twice.
 //!
+//! What may hold a secret and is in our hands is wiped when dropped: the bodies of answers, and those of requests where
+//! they are made. What ureq, its header values and rustls keep of them on the way is not, nor what a parser of JSON sets
+//! aside while it reads an escaped string; it ends with the process, which writes no core.
+//!
 //! ureq writes what it does to the `log` facade, where a later change could print a header. No bridge from
 //! `log` to our own log is installed, and `log` is built with `max_level_off`, which compiles those records out.
 
 use std::fmt;
 use std::fs;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +32,7 @@ use ureq::{Agent, Body, Timeout};
 use zeroize::Zeroizing;
 
 use super::transport::{Dial, NoAddress, Route, SDK_UNBUILT, Tls, Transport};
-use super::vault::Secret;
+use super::vault::{Secret, Wiped};
 use crate::effects::{CallFault, Scrub, Scrubbed};
 
 /// Bytes that an answer may have, if its call says nothing else.
@@ -105,8 +109,9 @@ pub struct Answer {
     pub status: u16,
     /// Seconds from `Retry-After`, at most an hour.
     pub retry_after_s: Option<u32>,
-    /// The body; wiped when dropped. (ureq's own buffers, which it passed through, are not.)
-    pub body: Zeroizing<Vec<u8>>,
+    /// The body.
+    pub body: Wiped,
+    headers: HeaderMap,
     location: Option<String>,
     content_type: String,
     /// The body's end was marked, so that a lost end shows.
@@ -117,6 +122,22 @@ impl Answer {
     /// 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
+    }
+
+    /// A header, if it is there and text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The server's own time (`Date`), in seconds since the epoch.
+    pub fn date_s(&self) -> Option<i64> {
+        Some(OffsetDateTime::parse(self.header("date")?.trim(), &Rfc2822).ok()?.unix_timestamp())
+    }
+
+    /// The `code` of tenancy's own form of an error (contract §4); none: something else sent this.
+    pub fn error_code(&self) -> Option<String> {
+        let body = serde_json::from_slice::<Value>(&self.body).ok()?;
+        Some(one_line(body.get("error")?.get("code")?.as_str()?, 60))
     }
 
     /// What the server said of an error, on one line: `CODE: message` of tenancy, the `errors` of OpenBao, or
@@ -154,7 +175,9 @@ fn error_words(body: &Value) -> Option<String> {
         };
     }
     let errors = body.get("errors")?.as_array()?;
-    Some(errors.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("; "))
+    // Registries have objects there.
+    let words = errors.iter().filter_map(|error| error.as_str().or_else(|| error.get("message")?.as_str()));
+    Some(words.collect::<Vec<_>>().join("; "))
 }
 
 /// A text on one line, without control characters, and not longer than so many characters.
@@ -198,6 +221,15 @@ impl Miss {
             Miss::Refused => true,
             Miss::Broken(_) | Miss::Late(_) => repeat == Repeat::Safe,
             Miss::Untrusted(_) | Miss::Nonsense(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Miss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Miss::Refused => f.write_str("connection refused"),
+            Miss::Broken(what) | Miss::Late(what) | Miss::Untrusted(what) | Miss::Nonsense(what) => f.write_str(what),
         }
     }
 }
@@ -269,7 +301,6 @@ impl Http {
     /// [`CallFault::Unreachable`] without a complete answer; [`CallFault::Nonsense`] if it is no HTTP or more than
     /// the cap. Every status is an [`Answer`].
     pub fn call(&self, scrub: &dyn Scrub, ask: &Ask<'_>) -> Result<Answer, CallFault> {
-        let busy = |answer: &Answer| busy(answer);
         self.tries(scrub, ask, busy, |left| match self.open(ask, left)? {
             Opened::Success(response) => self.read(response, ask.keep),
             Opened::Other(answer) => Ok(answer),
@@ -277,7 +308,7 @@ impl Http {
     }
 
     /// Sends a request, lends the body of a success to `read` as it arrives, and gives that answer's headers too.
-    /// There are no more tries once the body is lent.
+    /// A body that was cut off is lent anew with the next try.
     ///
     /// # Errors
     ///
@@ -288,21 +319,22 @@ impl Http {
         scrub: &dyn Scrub,
         ask: &Ask<'_>,
         cap: u64,
-        read: impl FnOnce(&mut dyn Read) -> T,
+        read: impl Fn(&mut dyn Read) -> T,
     ) -> Result<(T, HeaderMap), CallFault> {
-        let busy = |opened: &Opened| matches!(opened, Opened::Other(answer) if busy(answer));
-        match self.tries(scrub, ask, busy, |left| self.open(ask, left))? {
-            Opened::Other(answer) => Err(self.status_fault(scrub, &answer)),
+        let busy = |got: &Result<_, Answer>| got.as_ref().err().and_then(busy);
+        let one = |left| match self.open(ask, left)? {
+            Opened::Other(answer) => Ok(Err(answer)),
             Opened::Success(response) => {
                 let (parts, body) = response.into_parts();
                 let mut metered = Metered::new(body, cap);
                 let made = read(&mut metered);
                 match self.verdict(metered) {
-                    None => Ok((made, parts.headers)),
-                    Some(miss) => Err(self.fault(scrub, miss)),
+                    None => Ok(Ok((made, parts.headers))),
+                    Some(miss) => Err(miss),
                 }
             }
-        }
+        };
+        self.tries(scrub, ask, busy, one)?.map_err(|answer| self.status_fault(scrub, &answer))
     }
 
     /// The body of a success as JSON.
@@ -336,12 +368,13 @@ impl Http {
         CallFault::Status { status: answer.status, detail: answer.words(scrub), retry_after_s: answer.retry_after_s }
     }
 
-    /// Up to three tries within one deadline.
+    /// Up to three tries within one deadline. Each further one is told in the journal, and only there: for the machine,
+    /// and so for recordings, a call is one question with one answer, whichever try brought it.
     fn tries<T>(
         &self,
         scrub: &dyn Scrub,
         ask: &Ask<'_>,
-        busy: impl Fn(&T) -> bool,
+        busy: impl Fn(&T) -> Option<String>,
         one: impl Fn(Duration) -> Result<T, Miss>,
     ) -> Result<T, CallFault> {
         if let Some(why) = &self.unusable {
@@ -352,14 +385,18 @@ impl Http {
         let mut pauses = PAUSES.iter();
         loop {
             let got = one(left());
-            let once_more = match &got {
-                Ok(answer) => ask.repeat == Repeat::Safe && busy(answer),
-                Err(miss) => miss.again(ask.repeat),
+            let why = match &got {
+                Ok(answer) => busy(answer).filter(|_| ask.repeat == Repeat::Safe),
+                Err(miss) => Some(miss.to_string()).filter(|_| miss.again(ask.repeat)),
             };
-            match pauses.next().filter(|_| once_more).map(|pause| self.jitter(*pause)) {
-                Some(pause) if pause < left() => thread::sleep(pause),
-                _ => return got.map_err(|miss| self.fault(scrub, miss)),
-            }
+            let pause = pauses.next().map(|pause| self.jitter(*pause)).filter(|pause| *pause < left());
+            let (Some(why), Some(pause)) = (why, pause) else {
+                return got.map_err(|miss| self.fault(scrub, miss));
+            };
+            let told =
+                format!("{} at {}: {why}; asking again in {} ms", self.server.name, self.place, pause.as_millis());
+            tracing::info!("{}", self.told(scrub, &told));
+            thread::sleep(pause);
         }
     }
 
@@ -404,7 +441,8 @@ impl Http {
         let mut answer = Answer {
             status: parts.status.as_u16(),
             retry_after_s: text(header::RETRY_AFTER).and_then(|value| retry_after(value, text(header::DATE))),
-            body: Zeroizing::default(),
+            body: Wiped::default(),
+            headers: HeaderMap::new(),
             // Without its query, which may hold anything.
             location: text(header::LOCATION)
                 .filter(|_| parts.status.is_redirection())
@@ -414,6 +452,7 @@ impl Http {
             framed: parts.headers.contains_key(header::CONTENT_LENGTH)
                 || parts.headers.contains_key(header::TRANSFER_ENCODING),
         };
+        answer.headers = parts.headers;
         let cap = match keep {
             Keep::Whole(cap) => cap,
             Keep::Nothing => WORDS_CAP,
@@ -506,9 +545,10 @@ impl fmt::Debug for Http {
     }
 }
 
-/// 502, 503 and 504 pass, unless the server says when to come back.
-fn busy(answer: &Answer) -> bool {
-    matches!(answer.status, 502..=504) && answer.retry_after_s.is_none()
+/// 502, 503 and 504 pass, unless the server says when to come back: what to tell of them.
+fn busy(answer: &Answer) -> Option<String> {
+    let passes = matches!(answer.status, 502..=504) && answer.retry_after_s.is_none();
+    passes.then(|| format!("HTTP {}", answer.status))
 }
 
 /// `host:port` of a base URL.
@@ -549,7 +589,10 @@ fn tls_words(error: &rustls::Error) -> String {
 }
 
 /// The certificates of a PEM file, each checked to be usable as a root.
-fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+///
+/// # Errors
+/// Completes the sentence "the CA file …".
+pub fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     let pem = fs::read(path).map_err(|error| format!("cannot be read: {error}"))?;
     let mut roots = Vec::new();
     let mut store = rustls::RootCertStore::empty();
@@ -623,8 +666,8 @@ impl Read for Metered {
 }
 
 /// Reads to the end or to the first error, and leaves no copy behind when the buffer grows.
-fn read_wiped(body: &mut Metered, size: usize) -> Zeroizing<Vec<u8>> {
-    let mut whole = Zeroizing::new(Vec::with_capacity(size));
+fn read_wiped(body: &mut Metered, size: usize) -> Wiped {
+    let mut whole = Wiped::with_room(size);
     let mut chunk = Zeroizing::new([0_u8; 8192]);
     loop {
         let part = match body.read(chunk.as_mut()) {
@@ -633,12 +676,10 @@ fn read_wiped(body: &mut Metered, size: usize) -> Zeroizing<Vec<u8>> {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return whole,
         };
-        if whole.capacity() - whole.len() < part.len() {
-            let mut larger = Zeroizing::new(Vec::with_capacity((whole.len() + part.len()) * 2));
-            larger.extend_from_slice(&whole);
-            whole = larger;
+        if whole.write_all(part).is_err() {
+            // It is memory: there is nothing that could fail.
+            return whole;
         }
-        whole.extend_from_slice(part);
     }
 }
 
@@ -679,6 +720,7 @@ mod tests {
         assert_eq!(words(r#"{"error":{"code":"A","message":"b"}}"#).unwrap(), "A: b");
         assert_eq!(words(r#"{"error":"plain"}"#).unwrap(), "plain");
         assert_eq!(words(r#"{"errors":["a","b"]}"#).unwrap(), "a; b");
+        assert_eq!(words(r#"{"errors":[{"code":"A","message":"b"}]}"#).unwrap(), "b");
         assert_eq!(words(r#"{"errors":[]}"#).unwrap(), "");
         assert_eq!(words(r#"{"detail":1}"#), None);
     }

@@ -4,12 +4,12 @@
 //! own shape; whatever else comes (a 5xx, a 429, a redirect, another server's page) is `Unavailable` and says
 //! nothing about them. Values and tokens leave as return values only, never in a text.
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use zeroize::Zeroizing;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use zeroize::Zeroize as _;
 
 use super::http::{Answer, Ask, BODY_CAP, Http, Keep, Repeat, one_line, wiped};
-use super::vault::Secret;
+use super::vault::{Secret, Wiped};
 use crate::effects::{BaoFault, CallFault, ReadSecret, Scrub, Scrubbed, SecretFault, TokenFacts};
 
 /// Bytes of a token that may go into a header.
@@ -21,6 +21,13 @@ pub struct OpenBao {
     http: Http,
     kv_mount: String,
     namespace: Option<String>,
+}
+
+/// Body of a login, on the wire.
+#[derive(Serialize)]
+struct WireGrant<'a> {
+    role: &'a str,
+    jwt: &'a str,
 }
 
 /// Answer of login and renewal, on the wire. The top level's own `lease_duration` means nothing here.
@@ -59,13 +66,44 @@ struct WireToken {
     expire_time: Option<Value>,
     #[serde(default)]
     renewable: Option<bool>,
+    #[serde(default)]
+    num_uses: Option<Value>,
+    #[serde(default, rename = "type")]
+    kind: Option<Value>,
 }
 
 /// Answer of a KV read, on the wire.
 #[derive(Deserialize)]
 struct WireSecret {
     #[serde(default)]
-    data: Option<Map<String, Value>>,
+    data: Option<Fields>,
+}
+
+/// The fields of a secret; their values are wiped when dropped.
+#[derive(Default, Deserialize)]
+#[serde(transparent)]
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// The value of a field.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+}
+
+impl Drop for Fields {
+    fn drop(&mut self) {
+        self.0.values_mut().for_each(wipe);
+    }
+}
+
+fn wipe(value: &mut Value) {
+    match value {
+        Value::String(text) => text.zeroize(),
+        Value::Array(all) => all.iter_mut().for_each(wipe),
+        Value::Object(all) => all.values_mut().for_each(wipe),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -76,6 +114,28 @@ struct WireMetadata {
     deletion_time: Option<String>,
     #[serde(default)]
     destroyed: bool,
+}
+
+/// What a server says of itself (`sys/health`). It is for people and never a gate: only the call itself tells whether a
+/// call works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Health {
+    /// It has keys.
+    pub initialized: bool,
+    /// It cannot read its own storage before somebody unseals it.
+    pub sealed: bool,
+    /// Another node leads; it answers reads all the same.
+    #[serde(default)]
+    pub standby: bool,
+}
+
+/// What makes a token an odd one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// A batch token: it can be neither renewed nor revoked.
+    pub batch: bool,
+    /// It dies after so many more calls.
+    pub uses_left: Option<u64>,
 }
 
 impl OpenBao {
@@ -102,9 +162,10 @@ impl OpenBao {
             let detail = Scrubbed::new(scrub, "the grant is empty or has control characters; it was not sent");
             return Err(BaoFault::Rejected { detail });
         }
-        let body = Zeroizing::new(json!({"role": role, "jwt": grant}).to_string());
+        let body = Wiped::json(&WireGrant { role, jwt: grant }, false)
+            .map_err(|error| self.nonsense(scrub, &format!("was not asked: {error}")))?;
         let path = format!("/v1/auth/{}/login", encoded(mount.trim_matches('/')));
-        let answer = self.call(scrub, &path, Some(body.as_bytes()), None, Repeat::Never)?;
+        let answer = self.call(scrub, &path, Some(&body), None, Repeat::Never)?;
         let auth = self.auth(scrub, &answer)?;
         let facts = facts(&auth);
         match auth.client_token.as_ref().map(|token| token.expose().trim()) {
@@ -119,14 +180,40 @@ impl OpenBao {
     ///
     /// [`BaoFault::Denied`]: it is dead (or was never one).
     pub fn lookup(&self, scrub: &dyn Scrub, token: &str) -> Result<TokenFacts, BaoFault> {
+        self.look_closely(scrub, token).map(|(facts, _)| facts)
+    }
+
+    /// The same, and what is odd about it. (Of a token with a number of uses each call takes one, this one too.)
+    ///
+    /// # Errors
+    ///
+    /// As [`OpenBao::lookup`].
+    pub fn look_closely(&self, scrub: &dyn Scrub, token: &str) -> Result<(TokenFacts, Oddities), BaoFault> {
         let answer = self.call(scrub, "/v1/auth/token/lookup-self", None, Some(token), Repeat::Safe)?;
         let wire: WireLookup = self.json(scrub, &answer)?;
-        let Some(WireToken { accessor, ttl: Some(ttl), expire_time, renewable }) = wire.data else {
+        let Some(WireToken { accessor, ttl: Some(ttl), expire_time, renewable, num_uses, kind }) = wire.data else {
             return Err(self.nonsense(scrub, "looked a token up without telling its ttl"));
         };
         // A token in its last second has ttl 0 as well, but an end.
         let never_ends = ttl == 0 && expire_time.is_none_or(|time| time.is_null());
-        Ok(TokenFacts { accessor, ttl_s: (!never_ends).then_some(ttl), renewable: renewable.unwrap_or(false) })
+        let odd = Oddities {
+            batch: kind.as_ref().and_then(Value::as_str) == Some("batch"),
+            uses_left: num_uses.as_ref().and_then(Value::as_u64).filter(|uses| *uses > 0),
+        };
+        let facts = TokenFacts { accessor, ttl_s: (!never_ends).then_some(ttl), renewable: renewable.unwrap_or(false) };
+        Ok((facts, odd))
+    }
+
+    /// Asks the server how it is.
+    ///
+    /// # Errors
+    ///
+    /// Any [`CallFault`]; a status is one only if its body tells nothing.
+    pub fn health(&self, scrub: &dyn Scrub) -> Result<Health, CallFault> {
+        let keep = Keep::Whole(BODY_CAP);
+        let ask = Ask { path: "/v1/sys/health", body: None, headers: &[], repeat: Repeat::Safe, keep };
+        let answer = self.http.call(scrub, &ask)?;
+        serde_json::from_slice(&answer.body).map_err(|_| self.http.status_fault(scrub, &answer))
     }
 
     /// Renews a token, by as much as OpenBao gives: an increment could shorten it.
@@ -158,7 +245,7 @@ impl OpenBao {
         scrub: &dyn Scrub,
         token: &str,
         read: &ReadSecret,
-    ) -> Result<(Option<u64>, Map<String, Value>), SecretFault> {
+    ) -> Result<(Option<u64>, Fields), SecretFault> {
         let Some(path) = self.kv_path(read) else {
             let words = format!("{} is no path below {}/; it was not asked for", read.path, self.kv_mount);
             return Err(SecretFault::Bao(BaoFault::Rejected { detail: Scrubbed::new(scrub, &words) }));
@@ -171,18 +258,19 @@ impl OpenBao {
         let wire: WireSecret = self.json(scrub, &answer).map_err(SecretFault::Bao)?;
         let nonsense = |what: &str| SecretFault::Bao(self.nonsense(scrub, what));
         let Some(mut outer) = wire.data else { return Err(nonsense("answered a secret without data")) };
-        let Some(metadata) = outer.get("metadata").cloned() else {
+        let Some(metadata) = outer.0.get("metadata").cloned() else {
             // KV v1 knows neither metadata nor versions: the fields are right here.
             return Ok((None, outer));
         };
         let metadata: WireMetadata =
             serde_json::from_value(metadata).map_err(|_| nonsense("answered a secret with strange metadata"))?;
-        let Some(Value::Object(data)) = outer.remove("data") else {
+        let Some(Value::Object(data)) = outer.0.remove("data") else {
             return Err(match gone(&metadata) {
                 Some(how) => SecretFault::Deleted(how),
                 None => nonsense("answered a secret whose data is no object"),
             });
         };
+        let data = Fields(data);
         match (read.version, metadata.version) {
             (Some(pinned), Some(got)) if pinned != got => {
                 Err(nonsense(&format!("was asked for version {pinned} and answered version {got}")))
@@ -296,7 +384,7 @@ fn facts(auth: &WireAuth) -> TokenFacts {
 }
 
 /// What a fault of the call says: nothing about grant, token or path.
-fn unavailable(scrub: &dyn Scrub, fault: CallFault) -> BaoFault {
+pub(super) fn unavailable(scrub: &dyn Scrub, fault: CallFault) -> BaoFault {
     let detail = match fault {
         CallFault::Unreachable { detail } | CallFault::Nonsense { detail } => detail,
         CallFault::Status { status, detail, .. } => Scrubbed::new(scrub, &format!("status {status}: {detail}")),
@@ -320,7 +408,7 @@ fn fits_header(token: &str) -> bool {
 }
 
 /// A path with whatever could change its meaning percent-encoded; slashes stay.
-fn encoded(path: &str) -> String {
+pub fn encoded(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {

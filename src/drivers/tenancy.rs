@@ -16,7 +16,7 @@ use super::http::{Ask, BODY_CAP, Http, Keep, Repeat, one_line, wiped};
 use super::vault::Secret;
 use crate::effects::failure::Code;
 use crate::effects::report::{Outcome, Report, ReportedContainer};
-use crate::effects::{CallFault, CheckinRequest, Desired, Lease, LeaseFault, Scrub, Sha, Stamp};
+use crate::effects::{CallFault, CheckinRequest, Desired, Lease, LeaseFault, Scrub, Scrubbed, Sha, Stamp};
 
 /// Bytes of a bundle on the wire: 16 MiB of content, base64 and JSON escapes included.
 pub const BUNDLE_CAP: u64 = 40 << 20;
@@ -81,6 +81,19 @@ struct WireReport<'a> {
     containers: &'a [ReportedContainer],
 }
 
+/// What tenancy answered to somebody who only wanted to know whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// The HTTP status.
+    pub status: u16,
+    /// The code, if the answer has tenancy's own form.
+    pub code: Option<String>,
+    /// The words of an error.
+    pub words: Scrubbed,
+    /// Its time, in seconds since the epoch.
+    pub date_s: Option<i64>,
+}
+
 impl Tenancy {
     /// Tenancy behind `http`, for this environment (`env_id` as the configuration allows it).
     pub fn new(http: Http, env_id: &str) -> Tenancy {
@@ -107,6 +120,21 @@ impl Tenancy {
         Ok(Desired { desired_sha, hold })
     }
 
+    /// Asks for a bundle that cannot be: it is the one call that only reads, so tenancy knows nothing new afterwards (a
+    /// check-in would tell it of a box that is just being looked at). Whatever comes back proves the way and TLS, and
+    /// tenancy's own 404 that it is tenancy.
+    ///
+    /// # Errors
+    ///
+    /// Any [`CallFault`] but a status.
+    pub fn reach(&self, scrub: &dyn Scrub) -> Result<Reached, CallFault> {
+        let path = format!("{}/bundles/{}", self.root, "0".repeat(64));
+        let ask = Ask { path: &path, body: None, headers: &[], repeat: Repeat::Safe, keep: Keep::Nothing };
+        let answer = self.http.call(scrub, &ask)?;
+        let (code, date_s) = (answer.error_code(), answer.date_s());
+        Ok(Reached { status: answer.status, code, words: answer.words(scrub), date_s })
+    }
+
     /// Fetches a bundle and lends its body to `read` as it arrives; gives what that made of it, and the header
     /// `X-Bundle-Sha`.
     ///
@@ -118,7 +146,7 @@ impl Tenancy {
         &self,
         scrub: &dyn Scrub,
         sha: &Sha,
-        read: impl FnOnce(&mut dyn Read) -> T,
+        read: impl Fn(&mut dyn Read) -> T,
     ) -> Result<(T, Option<String>), CallFault> {
         let path = format!("{}/bundles/{sha}", self.root);
         let ask = Ask { path: &path, body: None, headers: &[], repeat: Repeat::Safe, keep: Keep::Whole(BUNDLE_CAP) };

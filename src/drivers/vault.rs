@@ -9,9 +9,12 @@
 //! removed and one of two or three only where it stands as a word: `1` or `on` is a setting, not a secret, and
 //! without digits no error can be read.
 //!
-//! The searcher holds the forms in memory of its own that is not wiped; it ends with the process, which writes no core.
+//! The searcher holds the forms in memory of its own that is not wiped, nor is every text on the way to a form; they end
+//! with the process, which writes no core.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::ops::Deref;
 use std::sync::{PoisonError, RwLock};
 
 use aho_corasick::automaton::Automaton as _;
@@ -19,6 +22,7 @@ use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Input, MatchKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use serde::Serialize;
 use zeroize::Zeroizing;
 
 use crate::effects::Scrub;
@@ -43,6 +47,56 @@ impl Secret {
 
     /// The value, for the one place that sends or writes it.
     pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Bytes that may hold a secret: wiped when dropped, and so are the smaller buffers that they outgrew.
+#[derive(Default)]
+pub struct Wiped(Zeroizing<Vec<u8>>);
+
+impl Wiped {
+    /// None yet, with room for so many.
+    pub fn with_room(bytes: usize) -> Wiped {
+        Wiped(Zeroizing::new(Vec::with_capacity(bytes)))
+    }
+
+    /// Something as JSON, made for people to read or not.
+    ///
+    /// # Errors
+    ///
+    /// As for any JSON.
+    pub fn json(content: &impl Serialize, pretty: bool) -> serde_json::Result<Wiped> {
+        let mut bytes = Wiped::with_room(1024);
+        if pretty {
+            serde_json::to_writer_pretty(&mut bytes, content)?;
+        } else {
+            serde_json::to_writer(&mut bytes, content)?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl io::Write for Wiped {
+    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
+        if self.0.capacity() - self.0.len() < part.len() {
+            let mut larger = Zeroizing::new(Vec::with_capacity((self.0.len() + part.len()) * 2));
+            larger.extend_from_slice(&self.0);
+            self.0 = larger;
+        }
+        self.0.extend_from_slice(part);
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Deref for Wiped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
         &self.0
     }
 }
@@ -314,7 +368,20 @@ fn lower_hex(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+
+    #[test]
+    fn what_is_wiped_is_what_was_written_however_it_grew() {
+        let mut bytes = Wiped::default();
+        for _ in 0..1000 {
+            bytes.write_all(b"0123456789").unwrap();
+        }
+        assert_eq!(*bytes, *b"0123456789".repeat(1000));
+        let json = |pretty| String::from_utf8(Wiped::json(&["a"], pretty).unwrap().to_vec()).unwrap();
+        assert_eq!((json(false), json(true)), ("[\"a\"]".to_owned(), "[\n  \"a\"\n]".to_owned()));
+    }
     use proptest::prelude::*;
 
     fn vault(values: &[(&str, &str)]) -> Vault {

@@ -1,10 +1,11 @@
 //! The real world: every operation, carried out.
 //!
 //! Invariant: the match on [`Op`] has no wildcard, so an operation without a driver does not compile; secret values go
-//! from server to vault to file and never through an event.
+//! from server to vault to file and never through an event; nobody who asks the process to end waits for the network.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::Driver;
 use super::clock::{Cancel, Clock};
 use super::docker::cli::{Docker, Environment};
 use super::http::{Http, Server};
-use super::openbao::OpenBao;
+use super::openbao::{Fields, OpenBao, unavailable};
 use super::store::Store;
 use super::tenancy::Tenancy;
 use super::transport::Transport;
@@ -36,6 +37,9 @@ use crate::effects::{
 /// So many effects are carried out at the same time.
 const AT_ONCE: usize = 8;
 
+/// A call that is waited for looks this often whether the process was asked to end.
+const GLANCE: Duration = Duration::from_millis(100);
+
 /// The real world.
 pub struct World {
     config: Config,
@@ -43,48 +47,65 @@ pub struct World {
     vault: Arc<Vault>,
     clock: Clock,
     cancel: Cancel,
-    tenancy: Tenancy,
-    openbao: OpenBao,
+    remote: Arc<Remote>,
     docker: Docker,
     bundle: Mutex<Option<(Sha, Bundle)>>,
     accessor: Mutex<Option<String>>,
+    /// The state directory that a dry run's stands for.
+    stands_for: Option<PathBuf>,
+}
+
+/// The servers. A call may outlive the tick that gave it up, so nothing that a tick must let go of (the lock) is here.
+struct Remote {
+    tenancy: Tenancy,
+    openbao: OpenBao,
+    vault: Arc<Vault>,
+}
+
+/// Tenancy and OpenBao as a configuration reaches them. No call takes longer than `longest`, whatever the configuration
+/// allows. Nothing is dialled yet.
+pub fn servers(config: &Config, seed: u64, longest: Duration) -> (Tenancy, OpenBao) {
+    let (to_tenancy, to_bao) = match &config.transport {
+        config::Transport::System => (Transport::System, Transport::System),
+        config::Transport::Proxy { tenancy, bao } => {
+            let through = |listener: &config::HostPort| Transport::Proxy { listener: listener.to_string() };
+            (through(tenancy), bao.as_ref().map_or(Transport::System, through))
+        }
+        // The mesh leads to tenancy only; OpenBao is dialled directly unless a listener is named.
+        config::Transport::Sdk { .. } => (Transport::Sdk, Transport::System),
+    };
+    let server = |name, base, transport, ca_file: &Option<PathBuf>, timeout_s| {
+        let timeout = Duration::from_secs(timeout_s).min(longest);
+        Http::new(Server { name, base, transport, ca_file: ca_file.clone(), timeout, seed })
+    };
+    let (tenancy, bao) = (&config.tenancy, &config.bao);
+    (
+        Tenancy::new(
+            server("tenancy", tenancy.addr(), to_tenancy, &tenancy.ca_file, tenancy.timeout_s),
+            &config.settings.env_id,
+        ),
+        OpenBao::new(
+            server("OpenBao", bao.addr(), to_bao, &bao.ca_file, bao.timeout_s),
+            &config.settings.kv_mount,
+            bao.namespace.clone(),
+        ),
+    )
+}
+
+/// Docker as a configuration names it, with the environment that every child gets.
+pub fn docker(config: &Config, cancel: &Cancel) -> Docker {
+    let environment = Environment::from_own(&config.state_dir, &|name| std::env::var_os(name));
+    Docker::new(&config.docker_bin, &config.state_dir, &config.settings.project, environment, cancel.flag())
 }
 
 impl World {
     /// Everything that a tick with this configuration may touch; nothing is touched yet.
     pub fn new(config: Config, store: Store, vault: Arc<Vault>, clock: Clock, cancel: Cancel, seed: u64) -> World {
-        let (to_tenancy, to_bao) = match &config.transport {
-            config::Transport::System => (Transport::System, Transport::System),
-            config::Transport::Proxy { tenancy, bao } => {
-                let through = |listener: &config::HostPort| Transport::Proxy { listener: listener.to_string() };
-                (through(tenancy), bao.as_ref().map_or(Transport::System, through))
-            }
-            // The mesh leads to tenancy only; OpenBao is dialled directly unless a listener is named.
-            config::Transport::Sdk { .. } => (Transport::Sdk, Transport::System),
-        };
-        let server = |name, base, transport, ca_file: &Option<PathBuf>, timeout_s| {
-            let timeout = Duration::from_secs(timeout_s);
-            Http::new(Server { name, base, transport, ca_file: ca_file.clone(), timeout, seed })
-        };
-        let (tenancy, bao) = (&config.tenancy, &config.bao);
-        let environment = Environment::from_own(&config.state_dir, &|name| std::env::var_os(name));
+        let (tenancy, openbao) = servers(&config, seed, Duration::MAX);
+        let docker = docker(&config, &cancel);
         World {
-            tenancy: Tenancy::new(
-                server("tenancy", tenancy.addr(), to_tenancy, &tenancy.ca_file, tenancy.timeout_s),
-                &config.settings.env_id,
-            ),
-            openbao: OpenBao::new(
-                server("OpenBao", bao.addr(), to_bao, &bao.ca_file, bao.timeout_s),
-                &config.settings.kv_mount,
-                bao.namespace.clone(),
-            ),
-            docker: Docker::new(
-                &config.docker_bin,
-                &config.state_dir,
-                &config.settings.project,
-                environment,
-                cancel.flag(),
-            ),
+            remote: Arc::new(Remote { tenancy, openbao, vault: Arc::clone(&vault) }),
+            docker,
             config,
             store,
             vault,
@@ -92,7 +113,14 @@ impl World {
             cancel,
             bundle: Mutex::new(None),
             accessor: Mutex::new(None),
+            stands_for: None,
         }
+    }
+
+    /// The same world, which tells of its own state directory as if it were this one: what is refused in a dry run, and
+    /// with which words, must not depend on where its scratch folder is.
+    pub fn in_place_of(self, state_dir: PathBuf) -> World {
+        World { stands_for: Some(state_dir), ..self }
     }
 
     /// The state directory.
@@ -103,7 +131,10 @@ impl World {
     fn execute(&self, op: &Op) -> Event {
         let vault: &Vault = &self.vault;
         match op {
-            Op::Checkin(request) => Event::CheckedIn(self.tenancy.checkin(vault, request)),
+            Op::Checkin(request) => {
+                let request = request.clone();
+                Event::CheckedIn(self.call(move |to| to.tenancy.checkin(&*to.vault, &request)).flatten())
+            }
             Op::FetchBundle(request) => Event::BundleFetched(self.fetch(request).map(Box::new)),
             Op::ProbeDocker(_) => Event::DockerProbed(self.docker.probe(vault)),
             Op::StageBundle(request) => Event::BundleStaged(self.stage(request)),
@@ -113,10 +144,10 @@ impl World {
                     TokenName::Saved => Slot::SavedToken,
                     TokenName::Candidate => Slot::Candidate,
                 };
-                Event::TokenLookedUp(self.with_token(&slot, |token| self.openbao.lookup(vault, token)))
+                Event::TokenLookedUp(self.with_token(&slot, |to, token| to.openbao.lookup(&*to.vault, token)))
             }
             Op::RenewToken(_) => {
-                Event::TokenRenewed(self.with_token(&Slot::SavedToken, |token| self.openbao.renew(vault, token)))
+                Event::TokenRenewed(self.with_token(&Slot::SavedToken, |to, token| to.openbao.renew(&*to.vault, token)))
             }
             Op::AskLease(_) => Event::LeaseAnswered(self.lease()),
             Op::SaveGrant(request) => Event::GrantSaved(self.store.save_grant(&request.lease)),
@@ -124,7 +155,7 @@ impl World {
             Op::Login(request) => Event::LoggedIn(self.login(request)),
             Op::SaveToken(request) => Event::TokenSaved(self.save_token(request)),
             Op::RevokeToken(_) => {
-                Event::TokenRevoked(self.with_token(&Slot::Replaced, |token| self.openbao.revoke(vault, token)))
+                Event::TokenRevoked(self.with_token(&Slot::Replaced, |to, token| to.openbao.revoke(&*to.vault, token)))
             }
             Op::ReadSecret(request) => Event::SecretRead(self.read_secret(request)),
             Op::WriteRelease(request) => Event::ReleaseWritten(self.write_release(request)),
@@ -155,9 +186,34 @@ impl World {
         }
     }
 
+    /// Makes a call in a thread of its own, so that whoever asks the process to end need not wait until a server
+    /// answers, a name is resolved or a deadline is over: the call is left to itself then. It ends with the process.
+    fn call<T: Send + 'static>(&self, call: impl FnOnce(&Remote) -> T + Send + 'static) -> Result<T, CallFault> {
+        let (done, answer) = mpsc::sync_channel(1);
+        let remote = Arc::clone(&self.remote);
+        // An answer that nobody waits for any more is dropped.
+        let calling = move || drop(done.send(call(&remote)));
+        let without = |why: &str| Err(CallFault::Unreachable { detail: Scrubbed::new(&*self.vault, why) });
+        if let Err(error) = thread::Builder::new().name("call".to_owned()).spawn(calling) {
+            return without(&format!("the system gives no thread for the call: {error}"));
+        }
+        loop {
+            match answer.recv_timeout(GLANCE) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) if self.cancel.is_cancelled() => {
+                    return without("given up: the process was asked to end");
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return without("the call ended without an answer, a bug"),
+            }
+        }
+    }
+
     fn fetch(&self, request: &FetchBundle) -> Result<BundleFacts, BundleFault> {
+        let sha = request.sha.clone();
         let read = |body: &mut dyn Read| Bundle::read(body);
-        let (read, header_sha) = self.tenancy.bundle(&*self.vault, &request.sha, read).map_err(BundleFault::Call)?;
+        let fetched = self.call(move |to| to.tenancy.bundle(&*to.vault, &sha, read)).flatten();
+        let (read, header_sha) = fetched.map_err(BundleFault::Call)?;
         let bundle = match read {
             Ok(bundle) => bundle,
             Err(ReadError::Refused(refusal)) => return Err(BundleFault::Refused(refusal)),
@@ -194,8 +250,18 @@ impl World {
     fn model(&self, request: &ReadModel) -> Result<Model, ComposeFault> {
         let json = self.docker.model(&request.sha, &*self.vault).map_err(ComposeFault::Run)?;
         let folder = self.store.release_dir(&request.sha);
-        let (folder, state_dir) = (folder.to_string_lossy(), self.store.dir().to_string_lossy());
-        let parsed = self.with_bundle(&request.sha, |bundle| Model::parse(&json, bundle, &folder, &state_dir));
+        let (mut folder, mut state_dir) = (folder.to_string_lossy(), self.store.dir().to_string_lossy());
+        let mut json = String::from_utf8_lossy(&json);
+        if let Some(told) = self.stands_for.as_deref().map(Path::to_string_lossy) {
+            // In JSON a path may be written with escapes.
+            let escaped = |text: &str| Value::from(text).to_string().trim_matches('"').to_owned();
+            json = json.replace(&escaped(&state_dir), &escaped(&told)).into();
+            folder = folder.replace(&*state_dir, &told).into();
+            state_dir = told;
+        }
+        let engine = self.docker.engine().unwrap_or_default();
+        let parsed =
+            self.with_bundle(&request.sha, |bundle| Model::parse(json.as_bytes(), bundle, &folder, &state_dir, engine));
         match parsed {
             Ok(Ok(model)) => Ok(model),
             Ok(Err(refusal)) => Err(ComposeFault::Refused(refusal)),
@@ -207,18 +273,26 @@ impl World {
         }
     }
 
-    fn with_token<R>(&self, slot: &Slot, call: impl FnOnce(&str) -> Result<R, BaoFault>) -> Result<R, BaoFault> {
+    /// Lends a token to a call of OpenBao.
+    fn with_token<R: Send + 'static>(
+        &self,
+        slot: &Slot,
+        call: impl FnOnce(&Remote, &str) -> Result<R, BaoFault> + Send + 'static,
+    ) -> Result<R, BaoFault> {
         // Copied out, so that the vault can be written to while the call is under way.
         let token = self.vault.with(slot, |token| Secret::new(token.to_owned()));
         match token {
-            Some(token) => call(token.expose()),
+            Some(token) => self
+                .call(move |to| call(to, token.expose()))
+                .unwrap_or_else(|fault| Err(unavailable(&*self.vault, fault))),
             // A file that went away meanwhile is like a token that OpenBao does not know.
             None => Err(BaoFault::Denied { detail: Scrubbed::new(&*self.vault, "there is no token") }),
         }
     }
 
     fn lease(&self) -> Result<Lease, LeaseFault> {
-        let (lease, grant) = self.tenancy.lease(&*self.vault)?;
+        let (lease, grant) =
+            self.call(|to| to.tenancy.lease(&*to.vault)).unwrap_or_else(|fault| Err(LeaseFault::Call(fault)))?;
         self.vault.put(Slot::LeaseGrant, grant);
         Ok(lease)
     }
@@ -228,9 +302,9 @@ impl World {
             GrantName::Bootstrap => Slot::BootstrapGrant,
             GrantName::Lease => Slot::LeaseGrant,
         };
-        let mount = &self.config.bao.auth_mount;
+        let (mount, role) = (self.config.bao.auth_mount.clone(), request.role.clone());
         let (facts, token) =
-            self.with_token(&slot, |grant| self.openbao.login(&*self.vault, mount, &request.role, grant))?;
+            self.with_token(&slot, move |to, grant| to.openbao.login(&*to.vault, &mount, &role, grant))?;
         self.vault.put(Slot::Candidate, token);
         *self.accessor.lock().unwrap_or_else(PoisonError::into_inner) = facts.accessor.clone();
         Ok(facts)
@@ -242,7 +316,8 @@ impl World {
     }
 
     fn read_secret(&self, request: &ReadSecret) -> Result<SecretFacts, SecretFault> {
-        let read = |token: &str| match self.openbao.read_secret(&*self.vault, token, request) {
+        let asked = request.clone();
+        let read = move |to: &Remote, token: &str| match to.openbao.read_secret(&*to.vault, token, &asked) {
             Ok(read) => Ok(Ok(read)),
             Err(SecretFault::Bao(fault)) => Err(fault),
             Err(fault @ (SecretFault::Missing | SecretFault::Deleted(_))) => Ok(Err(fault)),
@@ -253,7 +328,7 @@ impl World {
     }
 
     /// Puts one value into the vault, and tells what it is.
-    fn take(&self, data: &Map<String, Value>, wanted: &Wanted) -> ValueFact {
+    fn take(&self, data: &Fields, wanted: &Wanted) -> ValueFact {
         let unfit = |why: &str| ValueFact::Unfit { why: why.to_owned() };
         let value = match data.get(&wanted.key) {
             None => return ValueFact::Absent,
@@ -309,7 +384,7 @@ impl World {
 
     fn send_report(&self, report_id: &str) -> Result<(), CallFault> {
         match self.store.load_report(report_id) {
-            Ok(Some(report)) => self.tenancy.report(&*self.vault, &report),
+            Ok(Some(report)) => self.call(move |to| to.tenancy.report(&*to.vault, &report)).flatten(),
             // It is gone, so there is nothing left to tell.
             Ok(None) => Ok(()),
             Err(fault) => Err(CallFault::Unreachable { detail: fault.detail }),

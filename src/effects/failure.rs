@@ -56,6 +56,7 @@ codes! {
         ManifestPath = "MANIFEST_PATH", "a secret's path must be <bao.kv_mount>/<env_id>/…";
         EnvUnresolved = "ENV_UNRESOLVED", "add the named variables to manifest.json or take them out of env.template";
         ComposeRefused = "COMPOSE_REFUSED", "change compose.yaml as the detail says";
+        PolicyRefused = "POLICY_REFUSED", "take it out of compose.yaml, or have the box's owner allow it (`policy` in the configuration)";
     }
     Failed {
         ComposeTooOld = "COMPOSE_TOO_OLD", "install the Docker Compose plugin 2.21 or newer on this box";

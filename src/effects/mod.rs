@@ -17,6 +17,7 @@ pub mod local;
 pub mod manifest;
 pub mod meta;
 pub mod model;
+pub mod policy;
 pub mod registry_auth;
 pub mod report;
 pub mod requests;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::bundle::{Bundle, hex_sha};
 use super::failure::{Code, Refusal};
+use super::policy::{self, Demand};
 
 /// A resolved project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +20,9 @@ pub struct Model {
     pub services: BTreeMap<String, Service>,
     /// What is allowed but not wise, for the journal.
     pub warnings: Vec<String>,
+    /// What it asks of the box, for the owner's policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub demands: Vec<Demand>,
 }
 
 /// One service.
@@ -43,25 +47,39 @@ pub struct Service {
 
 impl Model {
     /// Reads Compose's answer for a bundle that lies in `project_dir`, a folder below `state_dir` (absolute paths, as
-    /// Compose was given them).
+    /// Compose was given them). `engine` is the engine's address (`DOCKER_HOST`); empty if Docker is told none.
     ///
-    /// Compose lists services of every profile here; those behind one are left out, as `up` leaves them out.
+    /// Compose lists services of every profile here; those behind one are left out, as `up` leaves them out. A service
+    /// whose profile a variable decides is left out too, but not for what it may not do.
     ///
     /// # Errors
-    /// `COMPOSE_REFUSED` for a mount that the next release would lose, or for `build:`; `COMPOSE_INVALID` if there is
-    /// nothing to start.
-    pub fn parse(json: &[u8], bundle: &Bundle, project_dir: &str, state_dir: &str) -> Result<Model, Refusal> {
+    /// `COMPOSE_REFUSED` for a mount that the next release would lose, for a file of the agent's own, or for `build:`;
+    /// `COMPOSE_INVALID` if there is nothing to start.
+    pub fn parse(
+        json: &[u8],
+        bundle: &Bundle,
+        project_dir: &str,
+        state_dir: &str,
+        engine: &str,
+    ) -> Result<Model, Refusal> {
         let top: Value = serde_json::from_slice(json)
             .map_err(|e| Refusal::new(Code::ComposeInvalid, format!("`docker compose config` gave no JSON: {e}")))?;
         let ground = Ground { bundle, project: clean(project_dir), state: clean(state_dir) };
         for (name, volume) in entries(top.get("volumes")) {
             ground.named_volume(name, volume)?;
         }
+        let site = policy::Site { project: &ground.project, state: &ground.state, engine };
         let mut model = Model::default();
         for (name, service) in entries(top.get("services")) {
             let scale = scale(service);
-            if scale > 0 && items(service.get("profiles")).is_empty() {
+            let starts = starts(service);
+            if scale > 0 && starts != Starts::No {
                 let mounts = Mounts::of(name, service, &top, &ground)?;
+                ground.read_files(name, service)?;
+                model.demands.extend(policy::demands(name, service, &top, site));
+                if starts == Starts::Maybe {
+                    continue;
+                }
                 model.warnings.extend(mounts.warnings.iter().cloned());
                 let definition = service.to_string();
                 let service = Service {
@@ -81,6 +99,27 @@ impl Model {
             return Err(Refusal::new(Code::ComposeInvalid, why));
         }
         Ok(model)
+    }
+}
+
+/// Whether `up` starts a service.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Starts {
+    Yes,
+    No,
+    /// A variable decides.
+    Maybe,
+}
+
+/// With no profile chosen, Compose has chosen the one whose name is empty (tried on 2.26.1 and 2.40.3).
+fn starts(service: &Value) -> Starts {
+    let profiles: Vec<&str> = items(service.get("profiles")).iter().filter_map(Value::as_str).collect();
+    if profiles.is_empty() || profiles.contains(&"") {
+        Starts::Yes
+    } else if profiles.iter().any(|profile| has_variable(profile)) {
+        Starts::Maybe
+    } else {
+        Starts::No
     }
 }
 
@@ -150,8 +189,7 @@ impl Mounts {
                     mounts.variables.insert(variable.to_owned());
                 }
                 // Tried on 2.26.1 and 2.40.3: neither recreates for these, and the mounted value stays the old one.
-                let variable =
-                    text(definition, "content").is_some_and(|content| content.replace("$$", "").contains('$'));
+                let variable = text(definition, "content").is_some_and(has_variable);
                 if variable || text(definition, "environment").is_some() {
                     mounts.warnings.push(format!(
                         "service {name:?} is given the value of a variable as one of its {kind}, {source:?}: Compose keeps the old value when only that changes; give it in `environment` instead"
@@ -224,6 +262,22 @@ impl Ground<'_> {
         }
     }
 
+    /// What Compose itself would read for a service. In the state directory there are secrets that no bundle may have.
+    fn read_files(&self, name: &str, service: &Value) -> Result<(), Refusal> {
+        for kind in ["env_file", "label_file"] {
+            let single = service.get(kind).filter(|value| value.is_string());
+            for file in single.into_iter().chain(items(service.get(kind))) {
+                let Some(path) = file.as_str().or_else(|| text(file, "path")) else { continue };
+                let place = clean(&path.replace("$$", "$"));
+                if below(&place, &self.project).is_none() && below(&place, &self.state).is_some() {
+                    let why = "it is in the agent's state directory, and no file of the bundle";
+                    return Err(refused(format!("service {name:?} reads {path:?} as {kind}: {why}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A named volume that is a bind in disguise (`driver_opts: {o: bind, device: …}`) keeps its first path for ever.
     fn named_volume(&self, name: &str, volume: &Value) -> Result<(), Refusal> {
         let Some(options) = volume.get("driver_opts") else { return Ok(()) };
@@ -245,13 +299,13 @@ fn refused(what: impl fmt::Display) -> Refusal {
 }
 
 /// The rest of a path below a folder; empty for the folder itself.
-fn below<'p>(path: &'p str, folder: &str) -> Option<&'p str> {
+pub(super) fn below<'p>(path: &'p str, folder: &str) -> Option<&'p str> {
     let rest = path.strip_prefix(folder)?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
 }
 
 /// A path without empty, `.` and `..` parts, as the letters say (no link is followed) and without a slash at the end.
-fn clean(path: &str) -> String {
+pub(super) fn clean(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -261,6 +315,11 @@ fn clean(path: &str) -> String {
         }
     }
     parts.iter().fold(String::new(), |path, part| path + "/" + part)
+}
+
+/// Whether a variable decides a part of it. `$$` is how a `$` is written where variables are filled in.
+pub(super) fn has_variable(text: &str) -> bool {
+    text.replace("$$", "").contains('$')
 }
 
 /// The names of the variables in a text (`$NAME`, `${NAME…}`; `$$` is no variable), each once, in order.
@@ -288,15 +347,15 @@ fn scale(service: &Value) -> u32 {
     service.get("scale").or_else(replicas).and_then(number).unwrap_or(1)
 }
 
-fn entries(value: Option<&Value>) -> impl Iterator<Item = (&String, &Value)> {
+pub(super) fn entries(value: Option<&Value>) -> impl Iterator<Item = (&String, &Value)> {
     value.and_then(Value::as_object).into_iter().flat_map(Map::iter)
 }
 
-fn items(value: Option<&Value>) -> &[Value] {
+pub(super) fn items(value: Option<&Value>) -> &[Value] {
     value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-fn text<'v>(value: &'v Value, key: &str) -> Option<&'v str> {
+pub(super) fn text<'v>(value: &'v Value, key: &str) -> Option<&'v str> {
     value.get(key).and_then(Value::as_str)
 }
 
@@ -324,7 +383,7 @@ mod tests {
     fn model_in(dir: &str, bundle: &Bundle, web: Value) -> Result<Model, Refusal> {
         let project =
             json!({"services": {"web": web}, "configs": {"f": {"file": format!("{dir}/c")}, "t": {"content": "x"}}});
-        Model::parse(project.to_string().as_bytes(), bundle, dir, "/state")
+        Model::parse(project.to_string().as_bytes(), bundle, dir, "/state", "")
     }
 
     fn bind(source: &str) -> Value {
@@ -402,7 +461,7 @@ mod tests {
     fn a_mounted_value_that_compose_would_not_renew_is_a_warning() {
         let warned = |definition: Value| {
             let project = json!({"services": {"web": {"secrets": [{"source": "s"}]}}, "secrets": {"s": definition}});
-            let model = Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state").unwrap();
+            let model = Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state", "").unwrap();
             model.warnings.iter().any(|warning| warning.contains("old value"))
         };
         assert!(warned(json!({"environment": "PASSWORD"})));
@@ -444,7 +503,7 @@ mod tests {
     #[test]
     fn without_a_service_to_start_there_is_no_model() {
         let of = |services: Value| {
-            Model::parse(json!({ "services": services }).to_string().as_bytes(), &usual(), DIR, "/state")
+            Model::parse(json!({ "services": services }).to_string().as_bytes(), &usual(), DIR, "/state", "")
         };
         for none in [json!({}), json!(null), json!({"a": {"profiles": ["x"]}}), json!({"a": {"scale": 0}})] {
             let refusal = of(none).unwrap_err();
@@ -452,14 +511,48 @@ mod tests {
             assert!(refusal.detail.contains("no service selected"));
         }
         assert_eq!(of(json!({"a": {"profiles": []}, "b": {"profiles": ["x"]}})).unwrap().services.len(), 1);
-        assert_eq!(Model::parse(b"?", &usual(), DIR, "/state").unwrap_err().code, Code::ComposeInvalid);
+        assert_eq!(Model::parse(b"?", &usual(), DIR, "/state", "").unwrap_err().code, Code::ComposeInvalid);
+    }
+
+    #[test]
+    fn a_service_whose_profile_is_empty_is_started_and_one_that_a_variable_hides_is_looked_at() {
+        let of = |profiles: Value, more: &str| {
+            let mut hidden = json!({ "profiles": profiles });
+            hidden[more] = json!(true);
+            let project = json!({"services": {"web": {}, "hidden": hidden}});
+            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state", "")
+        };
+        let started = |profiles: Value| {
+            let model = of(profiles, "privileged").unwrap();
+            (model.services.contains_key("hidden"), !model.demands.is_empty())
+        };
+        assert_eq!(started(json!(["", "x"])), (true, true));
+        assert_eq!(started(json!(["${X}"])), (false, true));
+        assert_eq!(started(json!(["x"])), (false, false));
+        assert!(of(json!(["x"]), "build").is_ok());
+        assert_eq!(of(json!(["${X}"]), "provider").unwrap_err().code, Code::ComposeRefused);
+    }
+
+    #[test]
+    fn a_bundle_reads_no_file_of_the_agents_own() {
+        let reads = |key: &str, path: &str| model_in(DIR, &usual(), json!({ key: [{ "path": path }] }));
+        for own in
+            ["/state/token.json", "/state/current/.env", "/state/releases/other/.env", "/etc/../state/grant.json"]
+        {
+            let refusal = reads("env_file", own).unwrap_err();
+            assert!(refusal.code == Code::ComposeRefused && refusal.detail.contains(own), "{refusal}");
+            assert!(model_in(DIR, &usual(), json!({"label_file": own})).is_err());
+        }
+        for fine in ["/state/releases/r/.env", "/state/releases/r/missing.env", "/etc/environment", "/statement"] {
+            assert!(reads("env_file", fine).is_ok(), "{fine}");
+        }
     }
 
     #[test]
     fn a_volume_that_is_a_bind_in_disguise_is_refused_within_a_release() {
         let of = |opts: Value| {
             let project = json!({"services": {"a": {}}, "volumes": {"v": {"driver_opts": opts}, "w": {}, "x": null}});
-            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state").is_ok()
+            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state", "").is_ok()
         };
         assert!(!of(json!({"type": "none", "o": "bind", "device": "./data"})));
         assert!(!of(json!({"type": "none", "o": "ro,rbind", "device": "/state/current/data"})));

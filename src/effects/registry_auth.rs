@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 /// The key under which Docker looks for Docker Hub's credential; any other spelling sends none, silently.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 /// Docker Hub, as people and image names call it.
-const HUB: &str = "docker.io";
+pub const HUB: &str = "docker.io";
 const HUB_ALIASES: [&str; 6] =
     [HUB, "index.docker.io", "registry-1.docker.io", "registry.docker.io", "registry.hub.docker.com", "hub.docker.com"];
 
@@ -130,8 +130,11 @@ impl fmt::Debug for RegistryAuth {
     }
 }
 
-/// `host[:port]` of a registry that may be given as an address.
-fn host(registry: &str) -> Result<String, Unusable> {
+/// `host[:port]` of a registry that may be given as an address; Docker Hub under any of its names as `docker.io`.
+///
+/// # Errors
+/// It is none.
+pub fn host(registry: &str) -> Result<String, Unusable> {
     let lower = registry.trim().to_ascii_lowercase();
     let rest = lower.split_once("://").map_or(lower.as_str(), |(_, rest)| rest);
     let host = rest.split('/').next().unwrap_or_default();

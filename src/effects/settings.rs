@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::policy::Policy;
+
 /// What to do with a release that does not become healthy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -42,4 +44,7 @@ pub struct Settings {
     pub keep_releases: usize,
     /// Being offline is normal for this box.
     pub laptop_mode: bool,
+    /// What compose files may ask of the box. A recording that is older has none.
+    #[serde(default)]
+    pub policy: Policy,
 }

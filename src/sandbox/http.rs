@@ -54,7 +54,7 @@ impl Request {
 pub struct Answer {
     /// HTTP status.
     pub status: u16,
-    /// Headers; `Content-Length` and `Date` are added.
+    /// Headers; `Content-Length` is added.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,

@@ -29,7 +29,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use time::format_description::well_known::{Rfc2822, Rfc3339};
 
 use super::grants::{GrantKey, without_signature};
 use super::http::{Answer, Fault, Reply, Request, Server, lock};
@@ -343,6 +343,12 @@ impl State {
     }
 }
 
+/// A moment as the header `Date` has it.
+fn date(seconds: i64) -> String {
+    let at = OffsetDateTime::from_unix_timestamp(seconds).ok().and_then(|at| at.format(&Rfc2822).ok());
+    at.map(|at| at.replace("+0000", "GMT")).unwrap_or_default()
+}
+
 impl Shared {
     fn claims(&self, env_id: &str, now: i64, ttl_s: i64, number: u64) -> Value {
         json!({
@@ -376,6 +382,12 @@ impl Shared {
         let reply = match fault {
             Some(fault) => fault.reply(&mut handle),
             None => Reply::Answer(handle()),
+        };
+        let reply = match reply {
+            Reply::Answer(answer) if answer.headers.iter().all(|(name, _)| name != "Date") => {
+                Reply::Answer(answer.header("Date", date(state.now())))
+            }
+            other => other,
         };
         let (status, answer) = match &reply {
             Reply::Answer(answer) => (Some(answer.status), logged_body(&answer.body)),

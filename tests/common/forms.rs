@@ -13,15 +13,21 @@ pub fn forms_of(secret: &str) -> Vec<String> {
         .bytes()
         .map(|byte| if byte.is_ascii_alphanumeric() { (byte as char).to_string() } else { format!("%{byte:02X}") })
         .collect();
+    let lower = secret
+        .bytes()
+        .map(|byte| if byte.is_ascii_alphanumeric() { (byte as char).to_string() } else { format!("%{byte:02x}") })
+        .collect();
     let base64 = STANDARD.encode(secret);
     // The end of the base64 text depends on what follows.
     let base64 = base64.trim_end_matches('=');
     vec![
         secret.to_owned(),
         base64[..base64.len() - 1].to_owned(),
+        base64[..base64.len() - 1].replace('+', "-").replace('/', "_"),
         escaped(secret),
         escaped(&escaped(secret)),
         percent,
+        lower,
         format!("{secret:?}"),
     ]
 }

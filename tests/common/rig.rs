@@ -85,6 +85,20 @@ pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
+/// Writes a shell script that can be executed at once.
+pub fn executable(path: &Path, lines: &str) {
+    // Written by a child: a descriptor that is open for writing here would be in whatever child another test starts at
+    // that moment, and a file that someone may write cannot be executed.
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(format!("#!/bin/sh\n{lines}\n").as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
 /// A running agent, which does not outlive its test.
 pub struct Running(pub Child);
 
@@ -158,6 +172,7 @@ impl Rig {
         let tenancy = Tenancy::start().unwrap();
         tenancy.add_env(&env_id);
         let dir = tempfile::Builder::new().prefix("monky-rig-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
         let mut rig = Rig {
             project: format!("monky-{env_id}"),
             kv: format!("kv-{env_id}"),
@@ -274,6 +289,11 @@ impl Rig {
         self.dir.path().join("state")
     }
 
+    /// The agent's `TMPDIR`.
+    pub fn tmp(&self) -> PathBuf {
+        self.dir.path().join("tmp")
+    }
+
     fn write_config(&self) {
         let mut text = String::new();
         let mut sections: BTreeMap<&str, String> = BTreeMap::new();
@@ -293,13 +313,16 @@ impl Rig {
 
     /// The binary with this box's configuration and a nearly empty environment.
     pub fn command(&self, args: &[&str]) -> Command {
-        // The benches bring their own.
-        let built = std::env::var_os("MONKY_DEPLOYD_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_monky-deployd").into());
+        // The benches bring their own; examples have none, and run none.
+        let built = std::env::var_os("MONKY_DEPLOYD_BIN")
+            .or_else(|| option_env!("CARGO_BIN_EXE_monky-deployd").map(Into::into))
+            .expect("cargo names the binary to tests and benches");
         let mut command = Command::new(built);
         command
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .env("DOCKER_HOST", &self.stack["STACK_DOCKER_HOST"])
+            .env("TMPDIR", self.tmp())
             .arg("--config")
             .arg(self.config_file())
             .args(args)

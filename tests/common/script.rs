@@ -49,6 +49,7 @@ pub fn settings() -> Settings {
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
         laptop_mode: false,
+        policy: policy::Policy::default(),
     }
 }
 
@@ -238,7 +239,9 @@ impl Script {
             Op::FetchBundle(_) => Event::BundleFetched(Ok(Box::new(self.facts.clone()))),
             Op::ProbeDocker(_) => Event::DockerProbed(Ok(versions())),
             Op::StageBundle(_) => Event::BundleStaged(Ok(())),
-            Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), warnings: Vec::new() })),
+            Op::ReadModel(_) => {
+                Event::ModelRead(Ok(Model { services: services(), warnings: Vec::new(), demands: Vec::new() }))
+            }
             Op::LookupToken(_) => Event::TokenLookedUp(Ok(token(3000))),
             Op::RenewToken(_) => Event::TokenRenewed(Ok(token(3600))),
             Op::AskLease(_) => Event::LeaseAnswered(Ok(Lease {

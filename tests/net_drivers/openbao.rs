@@ -16,7 +16,10 @@ fn replies(status: u16, body: &'static str) -> Wire {
 
 fn read(wire: &Wire, path: &str, version: Option<u64>) -> Result<(Option<u64>, serde_json::Value), SecretFault> {
     let read = ReadSecret { path: path.into(), version, wanted: vec![] };
-    bao(wire).read_secret(&PLAIN, "tok", &read).map(|(version, data)| (version, data.into()))
+    bao(wire).read_secret(&PLAIN, "tok", &read).map(|(version, data)| {
+        let fields = ["value", "n"].into_iter().filter_map(|name| Some((name.to_owned(), data.get(name)?.clone())));
+        (version, serde_json::Value::Object(fields.collect()))
+    })
 }
 
 const LOGIN: &str = r#"{"lease_duration":0,"renewable":false,"auth":{"client_token":" hvs.tok\n","accessor":"acc",

@@ -215,7 +215,15 @@ pub fn some_event(tape: &mut Tape, op: &Op) -> Event {
                 if tape.one_in(3) {
                     services.insert("db".to_owned(), service(tape.of(&[1, 0, 2])));
                 }
-                Model { services, warnings: tape.of(&[Vec::new(), vec!["w".to_owned()]]) }
+                let demand = policy::Demand {
+                    rule: tape.of(policy::Rule::ALL),
+                    service: "web".to_owned(),
+                    key: "services.web.x".to_owned(),
+                    what: "is true".to_owned(),
+                    path: tape.of(&[None, Some("/srv/x".to_owned())]),
+                };
+                let demands = if tape.one_in(3) { vec![demand] } else { Vec::new() };
+                Model { services, warnings: tape.of(&[Vec::new(), vec!["w".to_owned()]]), demands }
             },
             |tape| match tape.pick(2) {
                 0 => ComposeFault::Run(a_run_fault(tape)),
@@ -446,6 +454,11 @@ pub fn some_boot(tape: &mut Tape) -> Boot {
     boot.settings.keep_releases = tape.of(&[3, 0, 1]);
     boot.settings.renew_below_s = tape.of(&[600, 0, u64::MAX]);
     boot.settings.stable_s = tape.of(&[5, 0, u64::MAX]);
+    if tape.one_in(3) {
+        let stance = tape.of(&[policy::Stance::Allow, policy::Stance::Warn, policy::Stance::Refuse]);
+        boot.settings.policy.rules.insert(tape.of(policy::Rule::ALL), stance);
+        boot.settings.policy.bind_roots = tape.of(&[Vec::new(), vec!["/srv".to_owned()]]);
+    }
     boot
 }
 

@@ -1,13 +1,15 @@
 //! No secret is anywhere but where it belongs: in `.env`, the token and grant files, `docker/config.json` and the containers.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use monky_deployd::sandbox::http::Fault;
 use monky_deployd::sandbox::tenancy::Call;
 use serde_json::json;
 
 use crate::common::forms::forms_of;
-use crate::common::rig::{Ran, Rig, on_each, on_one};
+use crate::common::rig::seen::may_hold_secrets;
+use crate::common::rig::{Ran, Rig, executable, on_each, on_one};
 
 /// What the agent said, and everything that it left behind.
 struct Net {
@@ -35,6 +37,12 @@ impl Net {
     }
 
     fn holds_nothing(&self, rig: &Rig) {
+        for what in ["cmdline", "environ", "recording"] {
+            let seen = fs::read(rig.dir.path().join("seen").join(what)).unwrap_or_default();
+            self.is_clean(&format!("the {what} of a tick"), &String::from_utf8_lossy(&seen));
+        }
+        let left: Vec<_> = fs::read_dir(rig.tmp()).unwrap().collect();
+        assert!(left.is_empty(), "TMPDIR holds {left:?}");
         self.is_clean("the journal", &self.journal);
         for args in [["status", "--format", "json"], ["status", "--format", "text"], ["config", "show", ""]] {
             let args: Vec<&str> = args.into_iter().filter(|arg| !arg.is_empty()).collect();
@@ -44,22 +52,41 @@ impl Net {
         let requests: Vec<String> =
             rig.tenancy.requests().iter().map(|r| format!("{} {}\n{}", r.method, r.path, r.body)).collect();
         self.is_clean("what tenancy was sent", &requests.join("\n"));
-        let belongs = |path: &Path| {
-            path.ends_with(".env")
-                || path.ends_with("docker/config.json")
-                || ["token.json", "grant.json", "bootstrap.jwt"].iter().any(|name| path.ends_with(name))
-        };
         for (path, (.., content)) in rig.everything() {
-            if !belongs(&path) {
+            if !may_hold_secrets(&path) {
                 self.is_clean(&path.display().to_string(), &String::from_utf8_lossy(&content));
             }
         }
     }
 }
 
+/// Puts a recorder before the client and before the Compose plugin that it starts. Each writes down what `/proc` shows of
+/// it to everyone on the machine, its arguments, and to its user, its environment, before it becomes the real program.
+fn record_children(rig: &mut Rig) {
+    let dir = rig.dir.path().to_owned();
+    let seen = dir.join("seen");
+    fs::create_dir(&seen).unwrap();
+    let wrapper = PathBuf::from(rig.setting("docker_bin"));
+    let version = wrapper.file_name().unwrap().to_str().unwrap().trim_start_matches("docker-");
+    let plugin = Path::new(&rig.stack["STACK_DIR"]).join("compose").join(version).join("docker-compose");
+    let real = dir.join("compose");
+    fs::copy(&plugin, &real).unwrap();
+    let (seen, dir, plugin) = (seen.display(), dir.display(), plugin.display());
+    let note = format!("for what in cmdline environ; do cat /proc/$$/$what >>'{seen}'/$what; done");
+    executable(&rig.dir.path().join("plugin"), &format!("{note}\nexec '{}' \"$@\"", real.display()));
+    let mount = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
+    let run = format!(
+        "{note}\nexec unshare --mount --propagation slave sh -c '{mount}' '{dir}/plugin' '{plugin}' '{}' \"$@\"",
+        wrapper.display()
+    );
+    executable(&rig.dir.path().join("docker"), &run);
+    rig.set("docker_bin", &format!("{dir}/docker"));
+}
+
 #[test]
 fn no_secret_is_anywhere_but_where_it_belongs() {
     on_each(|rig| {
+        record_children(rig);
         let password = "c4n4ry $HOME \"quoted\" \\ \u{fc}/+?&=";
         let lines = "BEGIN-c4n4ry-two\nmiddle-c4n4ry-two\nEND-c4n4ry-two";
         rig.secret("db", json!({"value": password}));
@@ -82,7 +109,8 @@ fn no_secret_is_anywhere_but_where_it_belongs() {
         };
         let entries =
             [rig.entry("PASSWORD", "db"), rig.entry("KEY", "key"), rig.entry("IMAGE", "image"), rig.registry_entry()];
-        let loud = ["--log-level", "TRACE", "tick"];
+        let recording = rig.dir.path().join("seen/recording");
+        let loud = ["--log-level", "TRACE", "tick", "--record", recording.to_str().unwrap()];
 
         // A good deploy, whose report waits in the outbox.
         let good = "services: {web: {image: '@web:1', environment: {P: '${PASSWORD}', K: '${KEY}'}}}\n";
@@ -122,6 +150,19 @@ fn no_secret_is_anywhere_but_where_it_belongs() {
         rig.tick();
         assert_eq!(rig.reports().len(), 4);
         net.holds_nothing(rig);
+
+        // Both were there to be seen: the client and its plugin, in each of their calls.
+        let seen = |what: &str| {
+            String::from_utf8_lossy(&fs::read(rig.dir.path().join("seen").join(what)).unwrap()).into_owned()
+        };
+        let lines = seen("cmdline");
+        for program in ["/docker\0", "/docker-compose\0"] {
+            for call in ["config\0-q\0", "pull\0", "up\0-d\0"] {
+                let found = lines.split("/bin/sh\0").any(|line| line.contains(program) && line.contains(call));
+                assert!(found, "{program:?} … {call:?} was not seen");
+            }
+        }
+        assert!(seen("environ").contains("DOCKER_CONFIG="));
     });
 }
 

@@ -128,3 +128,96 @@ fn a_variable_without_a_value_fails_before_the_pull() {
         assert_eq!(rig.environment("web")["A"], b"default");
     });
 }
+
+/// For each rule: the service that asks for it, one that nearly does, and the key that is named.
+const POLICY: &[(&str, &str, &str, &str)] = &[
+    ("privileged", "privileged: '${P:-true}'", "privileged: false", "services.web.privileged"),
+    ("host_namespaces", "pid: host", "ipc: shareable", "services.web.pid"),
+    ("host_namespaces", "networks: [box]", "networks: [own]", "networks.box.name"),
+    ("devices", "devices: ['/dev/null:/dev/x']", "devices: []", "services.web.devices[0]"),
+    ("capabilities", "cap_add: [NET_ADMIN]", "cap_drop: [ALL], cap_add: [SETUID]", "services.web.cap_add[0]"),
+    (
+        "security_opt",
+        "security_opt: ['seccomp:unconfined']",
+        "security_opt: ['no-new-privileges:true']",
+        "services.web.security_opt[0]",
+    ),
+    ("runtime", "runtime: another", "runtime: runc", "services.web.runtime"),
+    ("docker_socket", "volumes: ['/var/run:/x']", "volumes: ['data:/x']", "services.web.volumes[0]"),
+    ("docker_socket", "volumes: ['@socket:/x']", "volumes: ['./conf:/x:ro']", "services.web.volumes[0]"),
+    ("binds", "volumes: ['/etc:/x:ro']", "volumes: ['@root/fine:/x', './conf:/y:ro']", "services.web.volumes[0]"),
+    ("binds", "volumes: ['${DIR-@root}:/x:ro']", "volumes: ['data:/x']", "services.web.volumes[0]"),
+    ("binds", "volumes: ['bound:/x:ro']", "volumes: ['memory:/x']", "volumes.bound.driver_opts"),
+    ("images", "hostname: a", "image: '@digest'", "services.web.image"),
+];
+
+#[test]
+fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
+    on_each(|rig| {
+        let socket = rig.stack["STACK_DOCKER_HOST"].replace("unix://", "");
+        let root = rig.dir.path().join("data");
+        std::fs::create_dir_all(root.join("fine")).unwrap();
+        let root = root.display().to_string();
+        rig.set("policy.bind_roots", &format!("[{root}]"));
+        rig.deploy(&rig.simple(0, WEB, &[]));
+        let digests =
+            rig.docker_says(&["image", "inspect", "-f", "{{join .RepoDigests \"\\n\"}}", &rig.image("web:1")]);
+        let digest = digests.lines().find(|digest| digest.starts_with(&rig.image("web@"))).unwrap().to_owned();
+        let before = (rig.calls("POST", "/leases"), rig.all_ids());
+        let bundle = |rig: &Rig, generation: i64, services: &str| {
+            let compose = format!(
+                "services:\n{services}\
+                 networks: {{box: {{external: true, name: host}}, own: {{}}}}\n\
+                 volumes:\n  data: {{}}\n  memory: {{driver_opts: {{type: tmpfs, device: tmpfs}}}}\n  \
+                 bound: {{driver_opts: {{type: none, o: bind, device: /etc}}}}\n"
+            );
+            let compose = compose.replace("@socket", &socket).replace("@root", &root).replace("@digest", &digest);
+            rig.simple(generation, &compose, &[("conf/a", "a\n")])
+        };
+        for (n, (rule, asks, _, key)) in (1..).zip(POLICY) {
+            rig.set(&format!("policy.{rule}"), "refuse");
+            rig.desire(&bundle(rig, n, &format!("  web: {{image: '@web:1', {asks}}}\n")));
+            let planned = rig.run(&["tick", "--dry-run"]);
+            let ran = rig.tick_fails("POLICY_REFUSED");
+            let detail = rig.report()["detail"].as_str().unwrap().to_owned();
+            for says in [*key, format!("(policy.{rule})").as_str()] {
+                assert!(detail.starts_with("POLICY_REFUSED: ") && detail.contains(says), "{says}: {detail}");
+                assert!(planned.stdout.contains(says), "{says}: {planned:?}");
+            }
+            assert_eq!((rig.calls("POST", "/leases"), rig.all_ids()), before, "{ran:?}");
+            assert_eq!(planned.status, 1, "{planned:?}");
+            rig.unset(&format!("policy.{rule}"));
+        }
+        // All that is only near it at once, with every rule on.
+        let mut all = String::new();
+        for (n, (rule, _, nearly, _)) in (1..).zip(POLICY) {
+            rig.set(&format!("policy.{rule}"), "refuse");
+            let image = if nearly.contains("image:") { "" } else { "image: '@digest', " };
+            all.push_str(&format!("  near{n}: {{{image}{nearly}}}\n"));
+        }
+        rig.desire(&bundle(rig, 100, &all));
+        let planned = rig.run(&["tick", "--dry-run"]);
+        assert_eq!(planned.status, 0, "{planned:?}");
+        rig.deploy(&bundle(
+            rig,
+            101,
+            "  web: {image: '@digest', volumes: ['@root/fine:/x', './conf:/y:ro', 'memory:/z']}\n",
+        ));
+    });
+}
+
+#[test]
+fn what_the_owner_warns_of_is_deployed_with_a_warning() {
+    on_each(|rig| {
+        rig.set("policy.images", "warn");
+        rig.desire(&rig.simple(1, "services: {web: {image: '@web:1', cap_add: [NET_ADMIN]}}\n", &[]));
+        let ran = rig.tick_ends(0);
+        for says in ["services.web.cap_add[0] is \"NET_ADMIN\" (policy.capabilities)", "services.web.image"] {
+            assert!(ran.stderr.contains(says), "{says}: {}", ran.stderr);
+        }
+        rig.set("policy.capabilities", "allow");
+        rig.desire(&rig.simple(2, "services: {web: {image: '@web:2', cap_add: [NET_ADMIN]}}\n", &[]));
+        let ran = rig.tick_ends(0);
+        assert!(!ran.stderr.contains("cap_add"), "{}", ran.stderr);
+    });
+}

@@ -67,6 +67,16 @@ impl Docker {
         }
     }
 
+    /// Another program of this box, called the same way: without a shell, with a deadline, in the same clean environment.
+    pub fn other(&self, bin: &str) -> Docker {
+        Docker { bin: bin.into(), ..self.clone() }
+    }
+
+    /// Where a bare program name is looked for (`PATH`).
+    pub fn search(&self) -> Option<&OsStr> {
+        self.environment.get("PATH")
+    }
+
     /// The program.
     pub fn bin(&self) -> &Path {
         &self.bin
@@ -80,6 +90,11 @@ impl Docker {
     /// The Compose project.
     pub fn project(&self) -> &str {
         &self.project
+    }
+
+    /// The address of the engine, if Docker is told one.
+    pub fn engine(&self) -> Option<&str> {
+        self.environment.get("DOCKER_HOST").and_then(OsStr::to_str)
     }
 
     /// Runs `docker` to its end: no shell, stdin null, the allow-listed environment, a process group of its own.

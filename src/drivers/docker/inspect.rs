@@ -15,7 +15,10 @@ use super::fault::words_of;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Some 10 KB a container, and room for large environments.
-const INSPECT_CAP: usize = 64 << 20;
+const INSPECT_CAP: usize = 32 << 20;
+
+/// A container's name and the folder that Compose was told of.
+const ORIGIN: &str = "{{.Names}}\t{{.Label \"com.docker.compose.project.working_dir\"}}";
 
 /// So much is read of one container's log, and an eighth of it handed on.
 const LOG_CAP: usize = 128 << 10;
@@ -49,6 +52,20 @@ impl Docker {
                 Scrubbed::new(scrub, &format!("`docker inspect` said something that is no list of containers: {why}"));
             RunFault::Failed { status: Some(0), words, disk_full: false }
         })
+    }
+
+    /// Every container of the project, whoever made it: its name, and the folder that it was made from (empty: it has
+    /// no such label).
+    ///
+    /// # Errors
+    /// When Docker does not answer.
+    pub fn origins(&self, deadline: Duration, scrub: &dyn Scrub) -> Result<Vec<(String, String)>, RunFault> {
+        let ours = format!("label=com.docker.compose.project={}", self.project());
+        let args = ["ps", "-a", "--no-trunc", "--filter", &ours, "--format", ORIGIN];
+        let output = self.succeed(&Call::new(args, deadline), scrub)?;
+        let text = output.stdout.text();
+        let pair = |line: &str| line.split_once('\t').map(|(name, folder)| (name.to_owned(), folder.to_owned()));
+        Ok(text.lines().filter_map(pair).collect())
     }
 
     /// The whole ids of the containers, running or not, that pass some filters.

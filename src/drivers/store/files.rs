@@ -3,13 +3,14 @@
 //! Invariant: after a failure or a crash at any point the old file or the new one is there, and what else may be left
 //! is a name that starts with [`TEMP`], which the next tick sweeps away.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::fs::OFlags;
 
+use super::disk::{self, Disk};
 use crate::effects::Stamp;
 
 /// How the name of a file that is not finished starts.
@@ -51,36 +52,26 @@ pub(super) fn refuse<T>(doing: &'static str, path: &Path, why: &str) -> Result<T
 }
 
 /// Makes what was done to a directory's names durable.
-pub(super) fn sync_dir(dir: &Path) -> Result<(), Fail> {
-    File::open(dir).and_then(|dir| dir.sync_all()).doing("sync", dir)
+pub(super) fn sync_dir(disk: &dyn Disk, dir: &Path) -> Result<(), Fail> {
+    disk::sync_dir(disk, dir).doing("sync", dir)
 }
 
-/// Writes `dir/name` whole, mode 0600.
-pub(super) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), Fail> {
-    let path = dir.join(name);
-    let fill = || -> io::Result<()> {
-        let mut temp =
-            tempfile::Builder::new().prefix(TEMP).permissions(Permissions::from_mode(0o600)).tempfile_in(dir)?;
-        temp.write_all(bytes)?;
-        temp.as_file().sync_all()?;
-        temp.persist(&path).map_err(|e| e.error)?;
-        Ok(())
-    };
-    fill().doing("write", &path)?;
-    sync_dir(dir)
+/// Writes `dir/name` whole, mode 0600. Only the holder of the lock writes, so the temporary name is nobody else's.
+pub(super) fn write(disk: &dyn Disk, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), Fail> {
+    let (path, temp) = (dir.join(name), dir.join(format!("{TEMP}{name}")));
+    remove_any(disk, &temp)?;
+    let written = disk::new_file(disk, &temp, bytes, 0o600).and_then(|()| disk::rename(disk, &temp, &path));
+    if written.is_err() {
+        // Half of a secret is a secret too. If this fails as well, the next tick sweeps.
+        let _ = remove_any(disk, &temp);
+    }
+    written.doing("write", &path)?;
+    sync_dir(disk, dir)
 }
 
 /// Writes a file of a folder that nobody else knows yet; it must not be there.
-pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Fail> {
-    let fill = || -> io::Result<()> {
-        let flags = OFlags::NOFOLLOW.bits().cast_signed();
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(path)?;
-        file.write_all(bytes)?;
-        // The umask takes part in `open`; here it does not.
-        file.set_permissions(Permissions::from_mode(mode))?;
-        file.sync_all()
-    };
-    fill().doing("write", path)
+pub(super) fn write_new(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) -> Result<(), Fail> {
+    disk::new_file(disk, path, bytes, mode).doing("write", path)
 }
 
 /// The content of a file of at most `max` bytes; none if there is none. Links are not followed.
@@ -101,20 +92,20 @@ pub(super) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Fail> {
 }
 
 /// Removes a file, durably; one that is not there is fine.
-pub(super) fn remove(dir: &Path, name: &str) -> Result<(), Fail> {
+pub(super) fn remove(disk: &dyn Disk, dir: &Path, name: &str) -> Result<(), Fail> {
     let path = dir.join(name);
-    match fs::remove_file(&path) {
+    match disk::remove_file(disk, &path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         done => done.doing("remove", &path)?,
     }
-    sync_dir(dir)
+    sync_dir(disk, dir)
 }
 
 /// Removes whatever is there, a link itself and not what it points to; nothing there is fine.
-pub(super) fn remove_any(path: &Path) -> Result<(), Fail> {
+pub(super) fn remove_any(disk: &dyn Disk, path: &Path) -> Result<(), Fail> {
     let gone = match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
+        Ok(found) if found.is_dir() => disk::remove_tree(disk, path),
+        Ok(_) => disk::remove_file(disk, path),
         Err(e) => Err(e),
     };
     match gone {
@@ -124,15 +115,15 @@ pub(super) fn remove_any(path: &Path) -> Result<(), Fail> {
 }
 
 /// Moves a file that cannot be used to `NAME.corrupt-<seconds>`, over nothing else; gives the new name.
-pub(super) fn set_aside(dir: &Path, name: &str, now: Stamp) -> Result<String, Fail> {
+pub(super) fn set_aside(disk: &dyn Disk, dir: &Path, name: &str, now: Stamp) -> Result<String, Fail> {
     let from = dir.join(name);
     for attempt in 0..1000 {
         let more = if attempt == 0 { String::new() } else { format!(".{attempt}") };
         let aside = format!("{name}.corrupt-{}{more}", now.0.div_euclid(1000));
         let to = dir.join(&aside);
-        let moved = match renameat_with(CWD, &from, CWD, &to, RenameFlags::NOREPLACE).map_err(io::Error::from) {
+        let moved = match disk::rename_new(disk, &from, &to) {
             // Some network file systems know no flags. Only this process moves files here: looking first is enough.
-            Err(e) if unsupported(&e) && fs::symlink_metadata(&to).is_err() => fs::rename(&from, &to),
+            Err(e) if unsupported(&e) && fs::symlink_metadata(&to).is_err() => disk::rename(disk, &from, &to),
             Err(e) if unsupported(&e) => continue,
             moved => moved,
         };
@@ -140,7 +131,7 @@ pub(super) fn set_aside(dir: &Path, name: &str, now: Stamp) -> Result<String, Fa
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             moved => {
                 moved.doing("set aside", &from)?;
-                return sync_dir(dir).map(|()| aside);
+                return sync_dir(disk, dir).map(|()| aside);
             }
         }
     }
@@ -152,20 +143,28 @@ pub(super) fn unsupported(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
-/// Makes a directory for this user alone. One that is there is tightened if it is ours; gives a note when it was wider.
-pub(super) fn private_dir(dir: &Path) -> Result<Option<String>, Fail> {
-    match DirBuilder::new().mode(0o700).create(dir) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        made => made.doing("make the directory", dir)?,
+/// Makes a directory for this user alone, durably. One that is there is tightened if it is ours; gives a note when it
+/// was wider.
+pub(super) fn private_dir(disk: &dyn Disk, dir: &Path) -> Result<Option<String>, Fail> {
+    match fs::metadata(dir) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(io::Error::from(io::ErrorKind::NotADirectory)).doing("use", dir),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => match disk::make_dir(disk, dir) {
+            // Another tick may have been faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            made => {
+                made.doing("make the directory", dir)?;
+                // What is kept in it is as durable as its name. Above the state directory we may not be allowed to look.
+                let _ = dir.parent().map(|above| disk::sync_dir(disk, above));
+            }
+        },
+        Err(e) => return Err(e).doing("look at", dir),
     }
-    if !fs::metadata(dir).doing("look at", dir)?.is_dir() {
-        return Err(io::Error::from(io::ErrorKind::NotADirectory)).doing("use", dir);
-    }
-    tighten(dir, 0o700)
+    tighten(disk, dir, 0o700)
 }
 
 /// Takes a file or directory of this user's away from all others; gives a note when others had access.
-pub(super) fn tighten(path: &Path, mode: u32) -> Result<Option<String>, Fail> {
+pub(super) fn tighten(disk: &dyn Disk, path: &Path, mode: u32) -> Result<Option<String>, Fail> {
     let found = fs::metadata(path).doing("look at", path)?;
     let was = found.mode() & 0o7777;
     if was & 0o077 == 0 {
@@ -175,7 +174,7 @@ pub(super) fn tighten(path: &Path, mode: u32) -> Result<Option<String>, Fail> {
     if found.uid() != rustix::process::geteuid().as_raw() {
         return Ok(Some(format!("{shown} belongs to uid {} and has mode {was:04o}; make it {mode:04o}", found.uid())));
     }
-    fs::set_permissions(path, Permissions::from_mode(mode)).doing("tighten", path)?;
+    disk::set_mode(disk, path, mode).doing("tighten", path)?;
     Ok(Some(format!("{shown} had mode {was:04o}, open to others; it is {mode:04o} now")))
 }
 
@@ -194,6 +193,6 @@ pub(super) fn names(dir: &Path) -> Result<Vec<String>, Fail> {
 }
 
 /// Removes what a dead tick left unfinished in a directory. Only for the holder of the lock.
-pub(super) fn sweep(dir: &Path) -> Result<(), Fail> {
-    names(dir)?.iter().filter(|name| name.starts_with(TEMP)).try_for_each(|name| remove_any(&dir.join(name)))
+pub(super) fn sweep(disk: &dyn Disk, dir: &Path) -> Result<(), Fail> {
+    names(dir)?.iter().filter(|name| name.starts_with(TEMP)).try_for_each(|name| remove_any(disk, &dir.join(name)))
 }

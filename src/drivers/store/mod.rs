@@ -4,24 +4,25 @@
 //! cannot be read as what it should be is set aside, told, and never in the way of the next tick. Values of secrets
 //! go from here to the vault and back, and nowhere else.
 
+pub mod disk;
 mod files;
 mod releases;
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use super::vault::{Secret, Slot, Vault};
+use super::vault::{Secret, Slot, Vault, Wiped};
 use crate::effects::local::{GrantFacts, LocalFacts};
 use crate::effects::report::Report;
 use crate::effects::state::{State, TokenSource};
 use crate::effects::{GrantName, Lease, Scrubbed, Stamp, StoreFault};
+use disk::{Disk, Real};
 pub use files::Fail;
 use files::{Doing, refuse};
 pub use releases::{ENV, OVERRIDE};
@@ -75,6 +76,7 @@ type Parse<T> = fn(&[u8]) -> Result<T, String>;
 pub struct Store {
     dir: PathBuf,
     vault: Arc<Vault>,
+    disk: Arc<dyn Disk>,
     notes: Vec<String>,
     /// Held until the store is dropped; none: only for reading. Children don't get it (CLOEXEC).
     lock: Option<File>,
@@ -137,14 +139,19 @@ impl Store {
     /// Opens the state directory for a tick: makes it and its folders if need be, takes the lock, and sweeps away what
     /// a tick that died had not finished. Its parent must be there.
     pub fn open(dir: &Path, vault: Arc<Vault>) -> Result<Store, StoreError> {
+        Store::open_on(Arc::new(Real), dir, vault)
+    }
+
+    /// The same on a disk that somebody else holds the door of.
+    pub fn open_on(disk: Arc<dyn Disk>, dir: &Path, vault: Arc<Vault>) -> Result<Store, StoreError> {
         let mut notes = Vec::new();
         ours(dir)?;
-        notes.extend(files::private_dir(dir)?);
-        let lock = lock(dir)?;
+        notes.extend(files::private_dir(&*disk, dir)?);
+        let lock = lock(&*disk, dir)?;
         for folder in FOLDERS {
-            notes.extend(files::private_dir(&dir.join(folder))?);
+            notes.extend(files::private_dir(&*disk, &dir.join(folder))?);
         }
-        let store = Store { dir: dir.to_owned(), vault, notes, lock: Some(lock) };
+        let store = Store { dir: dir.to_owned(), vault, disk, notes, lock: Some(lock) };
         store.sweep()?;
         store.close_plugins()?;
         Ok(store)
@@ -153,7 +160,11 @@ impl Store {
     /// Opens the state directory to look at it: without the lock, and nothing is made, moved or removed. A directory
     /// that is not there is an empty one.
     pub fn open_read_only(dir: &Path, vault: Arc<Vault>) -> Store {
-        Store { dir: dir.to_owned(), vault, notes: Vec::new(), lock: None }
+        Store { dir: dir.to_owned(), vault, disk: Arc::new(Real), notes: Vec::new(), lock: None }
+    }
+
+    fn disk(&self) -> &dyn Disk {
+        &*self.disk
     }
 
     /// The state directory.
@@ -170,6 +181,7 @@ impl Store {
     /// looking: ignored), with a note.
     pub fn load_state(&self, now: Stamp) -> Result<Loaded, StoreError> {
         let mut notes = self.notes.clone();
+        self.close(&mut notes)?;
         let state = self.load(&self.dir, STATE, MAX_FILE, now, &mut notes, read_state)?.unwrap_or_default();
         let local = LocalFacts {
             token: self.load_secret(TOKEN, Slot::SavedToken, now, &mut notes, |bytes| {
@@ -202,7 +214,6 @@ impl Store {
         notes: &mut Vec<String>,
         parse: Parse<(Secret, T)>,
     ) -> Result<Option<T>, Fail> {
-        self.close(name, notes)?;
         Ok(self.load(&self.dir, name, MAX_SECRET, now, notes, parse)?.map(|(secret, facts)| {
             self.vault.put(slot, secret);
             facts
@@ -251,7 +262,7 @@ impl Store {
             GrantName::Lease => (GRANT, Slot::LeaseGrant),
         };
         self.writing(|| {
-            files::remove(&self.dir, name)?;
+            files::remove(self.disk(), &self.dir, name)?;
             drop(self.vault.take(&slot));
             Ok(())
         })
@@ -262,7 +273,7 @@ impl Store {
         self.writing(|| match value(text) {
             Err(why) => refuse("write", &self.dir.join(BOOTSTRAP), &format!("the grant is {why}")),
             Ok(secret) => {
-                files::write(&self.dir, BOOTSTRAP, secret.expose().as_bytes())?;
+                files::write(self.disk(), &self.dir, BOOTSTRAP, secret.expose().as_bytes())?;
                 self.vault.put(Slot::BootstrapGrant, secret);
                 Ok(())
             }
@@ -278,7 +289,7 @@ impl Store {
     pub fn drop_report(&self, report_id: &str) -> Result<(), StoreFault> {
         self.writing(|| {
             let name = report_name(report_id)?;
-            files::remove(&self.dir.join(OUTBOX), &name)
+            files::remove(self.disk(), &self.dir.join(OUTBOX), &name)
         })
     }
 
@@ -294,7 +305,7 @@ impl Store {
     pub fn write_docker_config(&self, text: &str) -> Result<(), StoreFault> {
         self.writing(|| {
             self.close_plugins()?;
-            files::write(&self.docker_config_dir(), "config.json", text.as_bytes())
+            files::write(self.disk(), &self.docker_config_dir(), "config.json", text.as_bytes())
         })
     }
 
@@ -306,11 +317,11 @@ impl Store {
             if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
                 return refuse("write", &dir.join(name), "no name for a recording");
             }
-            files::write(&dir, name, bytes)?;
+            files::write(self.disk(), &dir, name, bytes)?;
             let mut names = files::names(&dir)?;
             names.retain(|name| !name.starts_with('.'));
             let old = names.len().saturating_sub(keep.max(1));
-            names.iter().take(old).try_for_each(|name| files::remove_any(&dir.join(name)))
+            names.iter().take(old).try_for_each(|name| files::remove_any(self.disk(), &dir.join(name)))
         })
     }
 
@@ -338,9 +349,8 @@ impl Store {
     }
 
     fn write_json(&self, dir: &Path, name: &str, content: &impl Serialize) -> Result<(), Fail> {
-        let text = serde_json::to_vec_pretty(content).map_err(io::Error::from).doing("write", &dir.join(name))?;
-        let text = Zeroizing::new(text);
-        files::write(dir, name, &text)
+        let text = Wiped::json(content, true).map_err(io::Error::from).doing("write", &dir.join(name))?;
+        files::write(self.disk(), dir, name, &text)
     }
 
     /// Reads a file as what it should be. What is none is set aside.
@@ -370,17 +380,28 @@ impl Store {
         if self.lock.is_none() {
             notes.push(format!("{shown} is {corrupt}; the next tick sets it aside"));
         } else {
-            let aside = files::set_aside(dir, name, now)?;
+            let aside = files::set_aside(self.disk(), dir, name, now)?;
             notes.push(format!("{shown} is {corrupt}: set aside as {aside}, going on without it"));
         }
         Ok(None)
     }
 
-    /// Takes a secret file away from others.
-    fn close(&self, name: &str, notes: &mut Vec<String>) -> Result<(), Fail> {
-        let path = self.dir.join(name);
-        if self.lock.is_some() && fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
-            notes.extend(files::tighten(&path, 0o600)?);
+    /// Takes every file that is nobody else's business away from others. Content of releases is theirs who mount it.
+    fn close(&self, notes: &mut Vec<String>) -> Result<(), Fail> {
+        if self.lock.is_none() {
+            return Ok(());
+        }
+        let mut paths: Vec<PathBuf> =
+            [LOCK, STATE, TOKEN, GRANT, BOOTSTRAP].iter().map(|name| self.dir.join(name)).collect();
+        for folder in [OUTBOX, DOCKER, RECORDINGS] {
+            let folder = self.dir.join(folder);
+            paths.extend(files::names(&folder)?.iter().map(|name| folder.join(name)));
+        }
+        for sha in self.staged()? {
+            paths.extend([ENV, OVERRIDE].iter().map(|name| self.release_dir(&sha).join(name)));
+        }
+        for path in paths.iter().filter(|path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file())) {
+            notes.extend(files::tighten(self.disk(), path, 0o600)?);
         }
         Ok(())
     }
@@ -402,27 +423,24 @@ impl Store {
     }
 
     fn sweep(&self) -> Result<(), Fail> {
-        files::sweep(&self.dir)?;
-        FOLDERS.iter().try_for_each(|folder| files::sweep(&self.dir.join(folder)))?;
-        self.staged()?.iter().try_for_each(|sha| files::sweep(&self.release_dir(sha)))
+        files::sweep(self.disk(), &self.dir)?;
+        FOLDERS.iter().try_for_each(|folder| files::sweep(self.disk(), &self.dir.join(folder)))?;
+        self.staged()?.iter().try_for_each(|sha| files::sweep(self.disk(), &self.release_dir(sha)))
     }
 
     fn close_plugins(&self) -> Result<(), Fail> {
-        files::remove_any(&self.docker_config_dir().join("cli-plugins"))
+        files::remove_any(self.disk(), &self.docker_config_dir().join("cli-plugins"))
     }
 }
 
 /// Takes the kernel's lock. The file stays for ever: what was locked and then removed would lock nobody out.
-fn lock(dir: &Path) -> Result<File, StoreError> {
+fn lock(disk: &dyn Disk, dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK);
-    let flags = OFlags::NOFOLLOW.bits().cast_signed();
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
-    let mut file = options.open(&path).doing("open", &path)?;
+    let file = disk::lock_file(disk, &path).doing("open", &path)?;
     match file.try_lock() {
         Ok(()) => {
             // Who it is, for people; the lock itself does not depend on it, so a full disk is no obstacle.
-            let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+            let _ = disk::mark(disk, &path, &file, &format!("{}\n", std::process::id()));
             Ok(file)
         }
         Err(TryLockError::WouldBlock) => {

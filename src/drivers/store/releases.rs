@@ -7,15 +7,14 @@
 //! files, and a container's user is not ours. `.env` and the override, which nothing mounts, are 0600.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use zeroize::Zeroizing;
 
 use super::Store;
+use super::disk::{self, Disk};
 use super::files::{self, Doing, Fail, TEMP, refuse};
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::{Sha, StoreFault};
@@ -83,13 +82,14 @@ impl Store {
             if is_real_dir(&target) && holds(&target, &bundle) {
                 return Ok(());
             }
-            let built = tempfile::Builder::new().prefix(TEMP).tempdir_in(self.releases());
-            let built = built.doing("make a folder in", &self.releases())?;
-            build(built.path(), &bundle, &target)?;
-            put_in_place(built.path(), &target)?;
+            let disk = self.disk();
+            let temp = self.releases().join(format!("{TEMP}{}", sha.short()));
+            files::remove_any(disk, &temp)?;
+            let done = build(disk, &temp, &bundle, &target).and_then(|()| put_in_place(disk, &temp, &target));
             // After an exchange the old folder has the temporary name. If it can't be removed now, the next tick sweeps.
-            let _ = files::remove_any(&built.keep());
-            files::sync_dir(&self.releases())
+            let _ = files::remove_any(disk, &temp);
+            done?;
+            files::sync_dir(disk, &self.releases())
         })
     }
 
@@ -97,8 +97,8 @@ impl Store {
     pub fn write_release(&self, sha: &Sha, env: &str, override_yaml: &str) -> Result<(), StoreFault> {
         let dir = self.release_dir(sha);
         self.writing(|| {
-            files::write(&dir, ENV, env.as_bytes())?;
-            files::write(&dir, OVERRIDE, override_yaml.as_bytes())
+            files::write(self.disk(), &dir, ENV, env.as_bytes())?;
+            files::write(self.disk(), &dir, OVERRIDE, override_yaml.as_bytes())
         })
     }
 
@@ -129,10 +129,11 @@ impl Store {
                 return refuse("replace", &link, "it must be a link, but is a directory: move it away");
             }
             let temp = self.dir.join(format!("{TEMP}current-{}", sha.short()));
-            files::remove_any(&temp)?;
-            symlink(Path::new("releases").join(sha.as_str()), &temp).doing("link", &temp)?;
-            fs::rename(&temp, &link).doing("switch", &link)?;
-            files::sync_dir(&self.dir)
+            let disk = self.disk();
+            files::remove_any(disk, &temp)?;
+            disk::link(disk, &temp, &Path::new("releases").join(sha.as_str())).doing("link", &temp)?;
+            disk::rename(disk, &temp, &link).doing("switch", &link)?;
+            files::sync_dir(disk, &self.dir)
         })
     }
 
@@ -148,9 +149,9 @@ impl Store {
             for sha in self.staged()?.iter().filter(|sha| !keep.contains(sha) && Some(*sha) != current.as_ref()) {
                 // A folder that is half removed must not look like a release.
                 let going = self.releases().join(format!("{TEMP}old-{sha}"));
-                files::remove_any(&going)?;
+                files::remove_any(self.disk(), &going)?;
                 let dir = self.release_dir(sha);
-                fs::rename(&dir, &going).doing("remove", &dir)?;
+                disk::rename(self.disk(), &dir, &going).doing("remove", &dir)?;
             }
             self.sweep()
         })
@@ -173,8 +174,9 @@ fn safe_parts(path: &str) -> Result<Vec<&str>, Fail> {
     Ok(parts)
 }
 
-/// Writes a whole release into an empty folder, and to the disk.
-fn build(dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
+/// Writes a whole release into a new folder, and to the disk.
+fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
+    disk::make_dir(disk, dir).doing("make the folder", dir)?;
     // Deepest last: a folder's names are synced after all of them are there.
     let mut folders = BTreeSet::from([dir.to_owned()]);
     for (path, content) in bundle {
@@ -184,40 +186,42 @@ fn build(dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
         for part in above {
             at.push(part);
             if !folders.contains(&at) {
-                DirBuilder::new().mode(0o700).create(&at).doing("make the folder", &at)?;
+                disk::make_dir(disk, &at).doing("make the folder", &at)?;
                 folders.insert(at.clone());
             }
         }
-        files::write_new(&at.join(name), content, 0o644)?;
+        files::write_new(disk, &at.join(name), content, 0o644)?;
     }
     for (name, fallback) in [(ENV, ""), (OVERRIDE, EMPTY_OVERRIDE)] {
         let kept = files::read(&old.join(name), MAX_FILE).ok().flatten();
         let kept = kept.map(zeroize::Zeroizing::new);
-        files::write_new(&dir.join(name), kept.as_deref().map_or(fallback.as_bytes(), Vec::as_slice), 0o600)?;
+        files::write_new(disk, &dir.join(name), kept.as_deref().map_or(fallback.as_bytes(), Vec::as_slice), 0o600)?;
     }
     for folder in folders.iter().rev() {
-        fs::set_permissions(folder, Permissions::from_mode(0o755)).doing("open", folder)?;
-        files::sync_dir(folder)?;
+        disk::set_mode(disk, folder, 0o755).doing("open", folder)?;
+        files::sync_dir(disk, folder)?;
     }
     Ok(())
 }
 
 /// Gives a complete folder its name. If the name is taken the two are exchanged.
-fn put_in_place(built: &Path, target: &Path) -> Result<(), Fail> {
+fn put_in_place(disk: &dyn Disk, built: &Path, target: &Path) -> Result<(), Fail> {
     match fs::symlink_metadata(target) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return fs::rename(built, target).doing("name", target),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return disk::rename(disk, built, target).doing("name", target);
+        }
         found => found.doing("look at", target)?,
     };
-    match renameat_with(CWD, built, CWD, target, RenameFlags::EXCHANGE).map_err(io::Error::from) {
+    match disk::exchange(disk, built, target) {
         Err(e) if files::unsupported(&e) => {
             // Without an exchange the name is free for a moment. A crash just then costs a new staging, not the old
             // content: containers hold what they mounted.
             let away =
                 target.with_file_name(format!("{TEMP}torn-{}", target.file_name().unwrap_or_default().display()));
-            files::remove_any(&away)?;
-            fs::rename(target, &away).doing("replace", target)?;
-            fs::rename(built, target).doing("name", target)?;
-            files::remove_any(&away)
+            files::remove_any(disk, &away)?;
+            disk::rename(disk, target, &away).doing("replace", target)?;
+            disk::rename(disk, built, target).doing("name", target)?;
+            files::remove_any(disk, &away)
         }
         exchanged => exchanged.doing("exchange", target),
     }

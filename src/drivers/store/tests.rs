@@ -336,6 +336,41 @@ fn a_secret_file_open_to_others_is_tightened_and_told() {
 }
 
 #[test]
+fn whatever_file_was_opened_by_hand_is_closed_again_and_told_and_release_content_stays_readable() {
+    let b = Box_::new();
+    let store = b.open();
+    store.save_state(&State::default()).unwrap();
+    store.save_report(&report("aa", 1)).unwrap();
+    store.save_recording("1.jsonl", b"{}", 2).unwrap();
+    store.write_docker_config("{}").unwrap();
+    stage(&store, &sha(1), FILES).unwrap();
+    store.write_release(&sha(1), "A=1\n", "services: {}\n").unwrap();
+    let release = format!("releases/{}", sha(1));
+    let ours = [
+        "lock".to_owned(),
+        "state.json".to_owned(),
+        "outbox/aa.json".to_owned(),
+        "recordings/1.jsonl".to_owned(),
+        "docker/config.json".to_owned(),
+        format!("{release}/.env"),
+        format!("{release}/.monky-deployd.yaml"),
+    ];
+    let before = b.tree();
+    for path in &ours {
+        fs::set_permissions(b.dir().join(path), fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    Store::open_read_only(&b.dir(), Arc::default()).load_state(NOW).unwrap();
+    assert_eq!(b.tree()["state.json"], "0644", "who only looks changes nothing");
+    let notes = store.load_state(NOW).unwrap().notes;
+    assert_eq!(b.tree(), before);
+    assert_eq!(before[&format!("{release}/compose.yaml")], "0644");
+    for path in &ours {
+        let told = |note: &String| note.contains(path.as_str()) && note.contains("had mode 0644");
+        assert!(notes.iter().any(told), "{path}: {notes:?}");
+    }
+}
+
+#[test]
 fn a_bootstrap_grant_is_one_printable_word() {
     let b = Box_::new();
     let store = b.open();

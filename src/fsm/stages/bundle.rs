@@ -155,6 +155,13 @@ impl Flow<Bundle> {
         for warning in &model.warnings {
             self.note(Note::warn(warning.clone()));
         }
+        let judgement = self.core().settings.policy.judge(&model.demands);
+        for warning in judgement.warnings {
+            self.note(Note::warn(warning));
+        }
+        if let Some(refusal) = judgement.refusal {
+            return self.refuse(&refusal);
+        }
         let BundleFacts { meta, manifest, .. } = facts;
         let settings = &self.core().settings;
         let deploy = Deploy {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use bundle::Bundle;
+pub use bundle::{Bundle, COMPOSE_MIN};
 pub use checkin::{Checkin, boot};
 pub use conclusion::{Conclusion, Done, Exit};
 pub use healthy::Healthy;

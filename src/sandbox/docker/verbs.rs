@@ -28,6 +28,9 @@ fn fails(status: u8, stderr: impl AsRef<str>) -> Ended {
     Ended { status, stderr: format!("{}\n", stderr.as_ref()), ..Ended::default() }
 }
 
+/// How the agent asks for names and folders.
+const ORIGIN: &str = "{{.Names}}\t{{.Label \"com.docker.compose.project.working_dir\"}}";
+
 /// Longer than any deadline: whoever waits for this has to end it.
 const FOREVER: Duration = Duration::from_secs(3600);
 
@@ -81,6 +84,8 @@ enum Call<'a> {
     Pull(Common),
     Up { common: Common, remove_orphans: bool },
     Ps(Vec<&'a str>),
+    Origins(Vec<&'a str>),
+    DataRoot,
     Rm(Vec<&'a str>),
     Inspect(Vec<&'a str>),
     Logs { id: &'a str, tail: usize },
@@ -93,6 +98,8 @@ impl<'a> Call<'a> {
             ["version", "--format", "{{.Server.Version}}"] => Ok(Call::Version),
             ["compose", "version", "--short"] => Ok(Call::ComposeVersion),
             ["compose", rest @ ..] => Call::parse_compose(rest),
+            ["info", "--format", "{{.DockerRootDir}}"] => Ok(Call::DataRoot),
+            ["ps", "-a", "--no-trunc", "--filter", filter, "--format", ORIGIN] => Ok(Call::Origins(vec![filter])),
             ["ps", rest @ ..] => Call::parse_ps(rest),
             ["rm", "-f", ids @ ..] if !ids.is_empty() => Ok(Call::Rm(ids.to_vec())),
             ["inspect", "--type", "container", ids @ ..] if !ids.is_empty() => Ok(Call::Inspect(ids.to_vec())),
@@ -155,7 +162,8 @@ impl<'a> Call<'a> {
             Call::Config { .. } => "config",
             Call::Pull(_) => "pull",
             Call::Up { .. } => "up",
-            Call::Ps(_) => "ps",
+            Call::Ps(_) | Call::Origins(_) => "ps",
+            Call::DataRoot => "info",
             Call::Rm(_) => "rm",
             Call::Inspect(_) => "inspect",
             Call::Logs { .. } => "logs",
@@ -183,7 +191,12 @@ impl<'a> Call<'a> {
             Call::Up { common, remove_orphans } => {
                 with_project(world, &common, true, |world, project| up(world, &common, project, remove_orphans))
             }
-            Call::Ps(filters) => ps(world, &filters),
+            Call::Ps(filters) => ps(world, &filters, |it| it.id.clone()),
+            Call::Origins(filters) => {
+                ps(world, &filters, |it| format!("{}\t{}", it.name, it.label("com.docker.compose.project.working_dir")))
+            }
+            // The engine is elsewhere: this machine has no such folder.
+            Call::DataRoot => ok("/nowhere/docker\n"),
             Call::Rm(ids) => rm(world, &ids),
             Call::Inspect(ids) => inspect(world, &ids),
             Call::Logs { id, tail } => logs(world, id, tail),
@@ -424,7 +437,7 @@ fn start(
     Ok(())
 }
 
-fn ps(world: &World, filters: &[&str]) -> Ended {
+fn ps(world: &World, filters: &[&str], show: impl Fn(&Container) -> String) -> Ended {
     let now = now_ms();
     let passes = |it: &Container, filter: &str| {
         let (kind, want) = filter.split_once('=').unwrap_or((filter, ""));
@@ -436,7 +449,7 @@ fn ps(world: &World, filters: &[&str]) -> Ended {
         }
     };
     let found = world.containers.iter().rev().filter(|it| filters.iter().all(|filter| passes(it, filter)));
-    ok(found.map(|it| format!("{}\n", it.id)).collect::<String>())
+    ok(found.map(|it| format!("{}\n", show(it))).collect::<String>())
 }
 
 /// Does something with each container that is there, and says of the others that they are not.

@@ -2,13 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
 use super::Rig;
 use crate::common::openapi::{validate_answer, validate_request};
+
+/// By contract these files of the state directory hold secrets, and no other.
+pub fn may_hold_secrets(path: &Path) -> bool {
+    path.ends_with(".env")
+        || path.ends_with("docker/config.json")
+        || ["token.json", "grant.json", "bootstrap.jwt"].iter().any(|name| path.ends_with(name))
+}
 
 impl Rig {
     /// A file of the state directory.

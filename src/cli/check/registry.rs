@@ -1,0 +1,368 @@
+//! The registries of the applied release's images: do they let this box in?
+//!
+//! Invariant: a credential goes to the registry that it is for, or where that one sends it (as Docker would), over TLS
+//! or loopback, and into no text. Nothing is pulled.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use super::line::Line;
+use crate::config::keys::loopback;
+use crate::drivers::http::{Answer, Ask, Http, Keep, Repeat, Server};
+use crate::drivers::openbao::encoded;
+use crate::drivers::transport::Transport;
+use crate::drivers::vault::{Slot, Vault};
+use crate::effects::registry_auth::{HUB, host};
+use crate::effects::state::State;
+use crate::effects::{CallFault, Scrub};
+
+/// For one call; three of them settle a registry.
+const LIMIT: Duration = Duration::from_secs(4);
+/// Bytes of a token service's answer.
+const CAP: u64 = 256 << 10;
+
+/// `docker/config.json`, as far as it matters.
+#[derive(Default, Deserialize)]
+struct DockerConfig {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    /// base64 of `user:password`.
+    #[serde(default)]
+    auth: Zeroizing<String>,
+}
+
+/// What a token service gives, under either name.
+#[derive(Deserialize)]
+struct Given {
+    #[serde(default)]
+    token: Zeroizing<String>,
+    #[serde(default)]
+    access_token: Zeroizing<String>,
+}
+
+/// Credentials by registry, each as the value of `Basic`.
+#[derive(Default)]
+pub struct Credentials(BTreeMap<String, Zeroizing<String>>);
+
+/// How a registry let us in, or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Entrance {
+    /// It lets in, and would let anybody in.
+    Open,
+    /// It takes the credential.
+    Accepted,
+    /// It wants a credential, or another one; with its words.
+    Refused(String),
+    /// There is no telling; with the reason.
+    Unreachable(String),
+}
+
+/// The credentials in the agent's Docker configuration. The vault learns them, so that no text can hold one.
+pub fn credentials(folder: &Path, vault: &Vault) -> Credentials {
+    let text = Zeroizing::new(fs::read(folder.join("config.json")).unwrap_or_default());
+    let config: DockerConfig = serde_json::from_slice(&text).unwrap_or_default();
+    let mut all = Credentials::default();
+    for (name, Entry { auth }) in config.auths {
+        vault.know(&Slot::Registry, &auth);
+        if let Ok(pair) = STANDARD.decode(auth.as_bytes()).map(Zeroizing::new)
+            && let Some(password) = std::str::from_utf8(&pair).ok().and_then(|pair| Some(pair.split_once(':')?.1))
+        {
+            vault.know(&Slot::Registry, password);
+        }
+        if let (Ok(host), false) = (host(&name), auth.is_empty()) {
+            all.0.insert(host.to_owned(), auth);
+        }
+    }
+    all
+}
+
+/// The registries of the applied release's images, each with one repository; and how many images a variable decides.
+fn registries(state: &State) -> (BTreeMap<String, String>, usize) {
+    let (mut found, mut unknown) = (BTreeMap::new(), 0);
+    let services = state.applied().map(|applied| applied.services.values()).into_iter().flatten();
+    for image in services.filter_map(|service| service.image.as_deref()) {
+        match place(image) {
+            Some((host, repository)) => drop(found.entry(host).or_insert(repository)),
+            None => unknown += 1,
+        }
+    }
+    (found, unknown)
+}
+
+/// The registry and the repository of an image; none if a variable is in its name.
+fn place(image: &str) -> Option<(String, String)> {
+    if image.contains('$') {
+        return None;
+    }
+    let bare = image.split('@').next()?;
+    let bare = match bare.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => bare,
+    };
+    Some(match bare.split_once('/') {
+        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => {
+            (host(first).ok()?.to_owned(), rest.to_owned())
+        }
+        Some(_) => (HUB.to_owned(), bare.to_owned()),
+        None => (HUB.to_owned(), format!("library/{bare}")),
+    })
+}
+
+/// Asks each of them.
+pub fn look(state: &State, credentials: &Credentials, scrub: &dyn Scrub) -> Vec<Line> {
+    let fact = "registry";
+    let (found, unknown) = registries(state);
+    let mut lines: Vec<Line> = found
+        .iter()
+        .map(|(host, repository)| {
+            let credential = credentials.0.get(host).map(|auth| auth.as_str());
+            judge(host, credential.is_some(), &enter(host, repository, credential, scrub))
+        })
+        .collect();
+    if unknown > 0 {
+        let why = format!("a variable names the image of {unknown} services");
+        lines.push(Line::unchecked(fact, &why, "nothing: a deploy tells what the registry says"));
+    }
+    if state.applied().is_none() {
+        lines.push(Line::ok(fact, "nothing is applied yet, so there is no image to ask for".to_owned()));
+    }
+    lines
+}
+
+/// Where a registry is asked. Docker, too, speaks plain http with this machine only.
+fn base(registry: &str) -> String {
+    let bare = registry.rsplit_once(':').filter(|(_, port)| port.bytes().all(|digit| digit.is_ascii_digit()));
+    let name = bare.map_or(registry, |(name, _)| name).trim_matches(['[', ']']);
+    match registry {
+        HUB => "https://registry-1.docker.io".to_owned(),
+        _ if loopback(name) => format!("http://{registry}"),
+        _ => format!("https://{registry}"),
+    }
+}
+
+fn server(name: &'static str, base: String, ca_file: Option<PathBuf>) -> Http {
+    Http::new(Server { name, base, transport: Transport::System, ca_file, timeout: LIMIT, seed: 0 })
+}
+
+/// As Docker does it: ask without, and then as the answer says.
+fn enter(registry: &str, repository: &str, credential: Option<&str>, scrub: &dyn Scrub) -> Entrance {
+    // Where Docker looks for the CA of a registry.
+    let ca = Path::new("/etc/docker/certs.d").join(registry).join("ca.crt");
+    let http = server("the registry", base(registry), Some(ca).filter(|ca| ca.is_file()));
+    let ping = |authorization: Option<&str>| {
+        let header = authorization.map(|value| ("authorization", value));
+        get(&http, "/v2/", header.as_slice(), scrub)
+    };
+    let outcome = || -> Result<Entrance, CallFault> {
+        let answer = ping(None)?;
+        let challenge = answer.header("www-authenticate").unwrap_or_default();
+        let lower = challenge.to_ascii_lowercase();
+        let basic = credential.map(|auth| Zeroizing::new(format!("Basic {auth}")));
+        let authorization = match answer.status {
+            200..300 => return Ok(Entrance::Open),
+            401 if lower.starts_with("basic") => match basic {
+                Some(basic) => basic,
+                None => return Ok(Entrance::Refused(answer.words(scrub).to_string())),
+            },
+            401 if lower.starts_with("bearer") => match token(challenge, repository, basic.as_deref(), scrub)? {
+                Ok(bearer) => bearer,
+                Err(refused) => return Ok(refused),
+            },
+            _ => return Err(http.status_fault(scrub, &answer)),
+        };
+        let answer = ping(Some(&authorization))?;
+        Ok(match answer.status {
+            200..300 if credential.is_some() => Entrance::Accepted,
+            200..300 => Entrance::Open,
+            401 | 403 => Entrance::Refused(answer.words(scrub).to_string()),
+            _ => return Err(http.status_fault(scrub, &answer)),
+        })
+    };
+    outcome().unwrap_or_else(|fault| Entrance::Unreachable(super::net::fault_words(&fault)))
+}
+
+fn get(http: &Http, path: &str, headers: &[(&'static str, &str)], scrub: &dyn Scrub) -> Result<Answer, CallFault> {
+    http.call(scrub, &Ask { path, body: None, headers, repeat: Repeat::Safe, keep: Keep::Whole(CAP) })
+}
+
+/// Trades the credential for a token, where the registry says so.
+fn token(
+    challenge: &str,
+    repository: &str,
+    basic: Option<&String>,
+    scrub: &dyn Scrub,
+) -> Result<Result<Zeroizing<String>, Entrance>, CallFault> {
+    let part = |name: &str| parameter(challenge, name).unwrap_or_default();
+    let realm = part("realm");
+    let (base, path) = split_url(realm);
+    let safe = base.starts_with("https://") || base.strip_prefix("http://").is_some_and(|at| self::base(at) == base);
+    if !safe {
+        return Ok(Err(Entrance::Unreachable(format!(
+            "it sends to {realm:?} for a token, where no credential should go"
+        ))));
+    }
+    let service = server("the registry's token service", base.to_owned(), None);
+    let joint = if path.contains('?') { '&' } else { '?' };
+    let path = format!(
+        "{path}{joint}service={}&scope={}",
+        encoded(part("service")),
+        encoded(&format!("repository:{repository}:pull"))
+    );
+    let header = basic.map(|value| ("authorization", value.as_str()));
+    let answer = get(&service, &path, header.as_slice(), scrub)?;
+    if matches!(answer.status, 401 | 403) {
+        return Ok(Err(Entrance::Refused(answer.words(scrub).to_string())));
+    }
+    let Given { token, access_token } = service.json(scrub, &answer)?;
+    let token = if token.is_empty() { access_token } else { token };
+    Ok(Ok(Zeroizing::new(format!("Bearer {}", token.as_str()))))
+}
+
+/// `name="value"` of a challenge.
+fn parameter<'a>(challenge: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = challenge.split_once(&format!("{name}=\""))?;
+    Some(rest.split_once('"')?.0)
+}
+
+/// `scheme://host` and the rest.
+fn split_url(url: &str) -> (&str, &str) {
+    let from = url.find("://").map_or(0, |at| at + 3);
+    let at = url.get(from..).and_then(|rest| rest.find('/')).map_or(url.len(), |at| from + at);
+    url.split_at_checked(at).unwrap_or((url, ""))
+}
+
+fn judge(registry: &str, has_credential: bool, entrance: &Entrance) -> Line {
+    let fact = "registry";
+    match entrance {
+        Entrance::Open if has_credential => {
+            Line::ok(fact, format!("{registry} lets anybody in, also without the credential"))
+        }
+        Entrance::Open => Line::ok(fact, format!("{registry} lets anybody in")),
+        Entrance::Accepted => Line::ok(fact, format!("{registry} takes the credential")),
+        Entrance::Refused(words) if has_credential => Line::failure(
+            fact,
+            format!("{registry} does not take the credential: {words}"),
+            "mend the secret that `use: registry-auth` names, and deploy (`monky-deployd tick --force`)",
+        ),
+        Entrance::Refused(words) => Line::failure(
+            fact,
+            format!("{registry} wants a credential, and docker/config.json has none for it: {words}"),
+            "give the bundle's manifest an entry with `use: registry-auth`; its registry must be this one",
+        ),
+        Entrance::Unreachable(words) => Line::failure(
+            fact,
+            format!("{registry}: {words}"),
+            "mend what is named here; if only Docker's daemon has a way to it (a proxy), try `docker pull`",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::line::Level;
+    use super::*;
+    use crate::effects::model::Service;
+    use crate::effects::state::Applied;
+    use crate::effects::{Sha, Stamp};
+
+    #[test]
+    fn the_registry_of_an_image_is_found_as_docker_finds_it() {
+        let found = |image: &str| place(image).map(|(host, name)| format!("{host} {name}")).unwrap_or_default();
+        assert_eq!(found("nginx"), "docker.io library/nginx");
+        assert_eq!(found("nginx:1.27"), "docker.io library/nginx");
+        assert_eq!(found("grafana/loki@sha256:00"), "docker.io grafana/loki");
+        assert_eq!(found("index.docker.io/grafana/loki"), "docker.io grafana/loki");
+        assert_eq!(found("harbor.example/shop/web:1"), "harbor.example shop/web");
+        assert_eq!(found("127.0.0.1:5000/shop/web"), "127.0.0.1:5000 shop/web");
+        assert_eq!(found("localhost/web:1"), "localhost web");
+        assert_eq!(found("${REGISTRY}/web"), "");
+    }
+
+    #[test]
+    fn only_this_machine_is_asked_in_plain_text() {
+        assert_eq!(base("127.0.0.1:5000"), "http://127.0.0.1:5000");
+        assert_eq!(base("localhost"), "http://localhost");
+        assert_eq!(base("[::1]:5000"), "http://[::1]:5000");
+        assert_eq!(base("harbor.example"), "https://harbor.example");
+        assert_eq!(base("10.0.0.1:5000"), "https://10.0.0.1:5000");
+        assert_eq!(base(HUB), "https://registry-1.docker.io");
+    }
+
+    #[test]
+    fn a_challenge_is_taken_apart() {
+        let challenge = r#"Bearer realm="https://auth.example/token",service="the registry",scope="x""#;
+        assert_eq!(parameter(challenge, "realm"), Some("https://auth.example/token"));
+        assert_eq!(parameter(challenge, "service"), Some("the registry"));
+        assert_eq!(parameter(challenge, "error"), None);
+        assert_eq!(split_url("https://auth.example/token?a=b"), ("https://auth.example", "/token?a=b"));
+        assert_eq!(split_url("https://auth.example"), ("https://auth.example", ""));
+        assert_eq!(split_url(""), ("", ""));
+    }
+
+    #[test]
+    fn a_credential_is_not_sent_where_anybody_could_read_it() {
+        for realm in ["http://auth.example/token", "ftp://auth.example/token", "", "auth"] {
+            let challenge = format!("Bearer realm=\"{realm}\",service=\"r\"");
+            let basic = "Basic c2VjcmV0".to_owned();
+            let refused = token(&challenge, "a/b", Some(&basic), &Vault::default()).unwrap();
+            assert!(
+                matches!(refused, Err(Entrance::Unreachable(why)) if why.contains("no credential should go")),
+                "{realm}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_registry_is_asked_once_and_variables_are_counted() {
+        let service = |image: &str| Service { image: Some(image.to_owned()), ..Service::default() };
+        let services = ["a.example/x:1", "a.example/y:1", "b.example/z", "$IMAGE"];
+        let applied = Applied {
+            sha: Sha::of(b"x"),
+            at: Stamp(0),
+            generation: None,
+            secrets: BTreeMap::new(),
+            images: Default::default(),
+            services: services.iter().map(|image| ((*image).to_owned(), service(image))).collect(),
+        };
+        let (found, unknown) = registries(&State { good: vec![applied], ..State::default() });
+        assert_eq!((found.into_keys().collect::<Vec<_>>(), unknown), (vec!["a.example".into(), "b.example".into()], 1));
+        let nothing = look(&State::default(), &Credentials::default(), &Vault::default());
+        assert_eq!((nothing.len(), nothing[0].level), (1, Level::Ok), "{nothing:?}");
+    }
+
+    #[test]
+    fn the_vault_knows_the_credential_before_anybody_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let auth = STANDARD.encode("puller:n0t-to-be-seen");
+        let config = format!(r#"{{"auths":{{"https://index.docker.io/v1/":{{"auth":"{auth}"}},"a.example":{{}}}}}}"#);
+        fs::write(dir.path().join("config.json"), config).unwrap();
+        let vault = Vault::default();
+        let found = credentials(dir.path(), &vault);
+        assert_eq!(found.0.keys().collect::<Vec<_>>(), [HUB]);
+        let said = vault.scrub(&format!("{auth} puller:n0t-to-be-seen"));
+        assert!(!said.contains("n0t-to-be-seen") && !said.contains(&auth), "{said}");
+        assert!(credentials(&dir.path().join("nothing"), &vault).0.is_empty());
+    }
+
+    #[test]
+    fn a_registry_that_does_not_let_in_fails_with_what_to_do() {
+        let level = |has, entrance: Entrance| judge("r", has, &entrance).level;
+        assert_eq!([true, false].map(|has| level(has, Entrance::Open)), [Level::Ok; 2]);
+        assert_eq!(level(true, Entrance::Accepted), Level::Ok);
+        assert_eq!([true, false].map(|has| level(has, Entrance::Refused("no".to_owned()))), [Level::Failure; 2]);
+        assert_eq!(level(true, Entrance::Unreachable("refused".to_owned())), Level::Failure);
+        let without = judge("r", false, &Entrance::Refused("unauthorized".to_owned()));
+        assert!(without.what.contains("has none for it: unauthorized"));
+    }
+}

@@ -1,0 +1,336 @@
+//! The state directory under trouble of the box's own: a read-only or full disk, foreign owners, two ticks at once, and
+//! an agent that is asked to end in every stage. The built binary in processes of its own, on the stand-ins.
+//!
+//! Invariant: whatever the trouble, the tick ends with a code and words, what was there is there, and the lock is free.
+
+#![cfg(feature = "sandbox")]
+
+#[expect(dead_code, reason = "each suite uses a part of what is shared")]
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::rig::{Ran, Running, wait_until};
+use common::stand::{Secrets, Stand};
+use monky_deployd::sandbox::docker::{Behaviour, Fault as DockerFault, Pace};
+use monky_deployd::sandbox::http::Fault;
+use monky_deployd::sandbox::{openbao, tenancy};
+use serde_json::Value;
+
+const EXE: &str = env!("CARGO_BIN_EXE_monky-deployd");
+
+/// A box that has a bundle to deploy.
+fn new_box() -> Stand {
+    let secrets = Secrets { db_password: "db-password".to_owned(), pull_password: "pull-password".to_owned() };
+    let stand = Stand::new(Path::new(EXE), "env-lab-01", secrets, "");
+    for image in ["shop/web:1.0", "shop/web:2.0"] {
+        stand.image(image, Behaviour::GetsHealthy(Pace { looks: 1, ms: 0 }), &[]);
+    }
+    stand.desire(1, "web:1.0", &[]);
+    // A call that is under way when the agent is asked to end is waited for.
+    let config = fs::read_to_string(stand.config_file()).unwrap();
+    let config =
+        config.replace("\n  port:", "\n  timeout_s: 5\n  port:").replace("\n  addr:", "\n  timeout_s: 5\n  addr:");
+    fs::write(stand.config_file(), config).unwrap();
+    stand
+}
+
+fn start(stand: &Stand, args: &[&str]) -> Running {
+    let mut command = Command::new(EXE);
+    command.env_clear().arg("--config").arg(stand.config_file()).args(args);
+    Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+fn tick(stand: &Stand) -> Ran {
+    start(stand, &["tick"]).ended()
+}
+
+fn applied(stand: &Stand) {
+    let ran = tick(stand);
+    assert!(ran.status == 0 && ran.stdout.starts_with("applied "), "{ran:?}");
+}
+
+fn lock_is_free(stand: &Stand) {
+    File::open(stand.config.state_dir.join("lock")).unwrap().try_lock().expect("somebody holds the lock");
+}
+
+/// Every file and what it holds, but for the lock.
+fn content(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut out = BTreeMap::new();
+    for found in fs::read_dir(dir).unwrap() {
+        let path = found.unwrap().path();
+        let meta = fs::symlink_metadata(&path).unwrap();
+        if meta.is_dir() {
+            out.extend(content(&path));
+        } else if meta.is_file() && !path.ends_with("lock") {
+            out.insert(path.clone(), fs::read(&path).unwrap());
+        }
+    }
+    out
+}
+
+/// Whether this test may mount and give files away; said, when not.
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("left out: it takes root to mount, or to be somebody else");
+    }
+    root
+}
+
+/// Something mounted on the state directory, until dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn mount(args: &[&str], at: &Path) -> Mounted {
+        let done = Command::new("mount").args(args).arg(at).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        Mounted(at.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// A call of a deploy that is not answered, so that the agent is found in the middle of it.
+enum Held {
+    Tenancy(tenancy::Call),
+    Bao(openbao::Call),
+    /// A verb of Docker.
+    Docker(&'static str),
+}
+
+#[test]
+fn an_agent_that_is_asked_to_end_in_any_stage_ends_with_75_and_the_next_tick_finishes() {
+    let calls = [
+        Held::Tenancy(tenancy::Call::Checkin),
+        Held::Tenancy(tenancy::Call::Bundle),
+        Held::Docker("version"),
+        Held::Docker("config"),
+        Held::Tenancy(tenancy::Call::Lease),
+        Held::Bao(openbao::Call::Login),
+        Held::Bao(openbao::Call::Lookup),
+        Held::Bao(openbao::Call::Read),
+        Held::Docker("pull"),
+        Held::Docker("up"),
+        Held::Docker("ps"),
+        Held::Docker("inspect"),
+        Held::Tenancy(tenancy::Call::Report),
+    ];
+    // Most of it is waiting.
+    std::thread::scope(|scope| calls.iter().for_each(|held| drop(scope.spawn(|| is_asked_to_end_at(held)))));
+}
+
+fn is_asked_to_end_at(held: &Held) {
+    let stand = new_box();
+    let path = match held {
+        Held::Tenancy(call) => {
+            stand.tenancy.fail_always(*call, Some(Fault::Silence));
+            match call {
+                tenancy::Call::Checkin => "/checkin",
+                tenancy::Call::Bundle => "/bundles/",
+                tenancy::Call::Lease => "/leases",
+                tenancy::Call::Report => "/reports",
+            }
+        }
+        Held::Bao(call) => {
+            stand.bao.fail_always(*call, Some(Fault::Silence));
+            match call {
+                openbao::Call::Login => "/login",
+                openbao::Call::Lookup => "/lookup-self",
+                openbao::Call::Read => "/data/",
+                openbao::Call::Renew | openbao::Call::Revoke => unreachable!(),
+            }
+        }
+        Held::Docker(verb) => {
+            stand.docker.edit(|world| world.go_wrong(verb, Some(1), DockerFault::Hang)).unwrap();
+            verb
+        }
+    };
+    let agent = start(&stand, &["tick"]);
+    wait_until(path, || match held {
+        Held::Tenancy(_) => stand.tenancy.requests().iter().any(|request| request.path.contains(path)),
+        Held::Bao(_) => stand.bao.requests().iter().any(|request| request.path.contains(path)),
+        Held::Docker(_) => stand.docker.calls().unwrap().iter().any(|call| call.args.iter().any(|arg| arg == path)),
+    });
+    agent.signal(rustix::process::Signal::TERM);
+    let ran = agent.ended();
+    assert_eq!((ran.status, ran.stdout.as_str()), (75, "interrupted\n"), "{path}: {ran:?}");
+    lock_is_free(&stand);
+    for path in content(&stand.config.state_dir).keys() {
+        assert!(!path.to_string_lossy().contains(".tmp-"), "{path:?} was left behind");
+    }
+    match held {
+        Held::Tenancy(call) => stand.tenancy.fail_always(*call, None),
+        Held::Bao(call) => stand.bao.fail_always(*call, None),
+        Held::Docker(_) => stand.docker.edit(|world| world.mishaps.clear()).unwrap(),
+    }
+    applied_or_told(&stand, path);
+}
+
+/// The next tick finishes what is left to do.
+fn applied_or_told(stand: &Stand, at: &str) {
+    let ran = tick(stand);
+    let told_only = at == "/reports" && ran.stdout.starts_with("unchanged ");
+    assert!(ran.status == 0 && (told_only || ran.stdout.starts_with("applied ")), "{at}: {ran:?}");
+    assert!(tick(stand).stdout.starts_with("unchanged "), "{at}");
+    let reports = stand.tenancy.reports();
+    assert_eq!(reports.len(), 1, "{at}: {reports:?}");
+    assert_eq!(reports[0]["result"], "applied");
+}
+
+#[test]
+fn of_two_ticks_at_once_one_is_told_that_the_other_is_at_work() {
+    let stand = new_box();
+    stand.tenancy.fail_always(tenancy::Call::Checkin, Some(Fault::Silence));
+    let first = start(&stand, &["tick"]);
+    wait_until("the first has checked in", || {
+        !stand.tenancy.checkins().is_empty() || !stand.tenancy.requests().is_empty()
+    });
+    let before = content(&stand.config.state_dir);
+    let second = tick(&stand);
+    assert_eq!((second.status, second.stdout.as_str()), (75, "locked\n"), "{second:?}");
+    assert!(second.stderr.contains("another tick holds the lock"), "{second:?}");
+    assert_eq!(content(&stand.config.state_dir), before);
+    first.signal(rustix::process::Signal::KILL);
+    drop(first);
+    stand.tenancy.fail_always(tenancy::Call::Checkin, None);
+    applied(&stand);
+    lock_is_free(&stand);
+}
+
+#[test]
+fn a_read_only_disk_is_told_nothing_is_called_and_the_next_tick_goes_on() {
+    if !is_root() {
+        return;
+    }
+    let stand = new_box();
+    applied(&stand);
+    let state_dir = stand.config.state_dir.clone();
+    stand.desire(2, "web:2.0", &[]);
+    let (before, calls) = (content(&state_dir), stand.tenancy.requests().len());
+    let bind = Mounted::mount(&["--bind", state_dir.to_str().unwrap()], &state_dir);
+    let remounted = Command::new("mount").args(["-o", "remount,bind,ro"]).arg(&state_dir).status().unwrap();
+    assert!(remounted.success());
+    let ran = tick(&stand);
+    assert_eq!((ran.status, ran.stdout.as_str()), (1, "failed STAGE_FAILED\n"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("Read-only file system") && ran.stderr.contains("mount of the state directory"),
+        "{ran:?}"
+    );
+    assert_eq!((content(&state_dir), stand.tenancy.requests().len()), (before, calls));
+    drop(bind);
+    applied(&stand);
+    lock_is_free(&stand);
+}
+
+#[test]
+fn a_disk_without_room_for_the_state_itself_keeps_the_old_one_and_is_told_to_tenancy() {
+    if !is_root() {
+        return;
+    }
+    let stand = new_box();
+    let state_dir = stand.config.state_dir.clone();
+    fs::create_dir(&state_dir).unwrap();
+    let _disk = Mounted::mount(&["-t", "tmpfs", "-o", "size=400k,mode=0700", "none"], &state_dir);
+    applied(&stand);
+    // Not even an empty file has a place.
+    let filler = state_dir.join("recordings/filler");
+    assert_eq!(fill(&filler).unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    stand.desire(2, "web:2.0", &[]);
+    let before = content(&state_dir);
+    let ran = tick(&stand);
+    assert!(ran.status == 1 && ran.stdout.ends_with("DISK_FULL\n"), "{ran:?}");
+    assert!(ran.stderr.contains("No space left on device") && ran.stderr.contains("free space"), "{ran:?}");
+    assert_eq!(content(&state_dir), before);
+    lock_is_free(&stand);
+    // It cannot be written down, so the next check-in says it.
+    tick(&stand);
+    let (_, told) = stand.tenancy.checkins().pop().unwrap();
+    assert!(told["last_error"].as_str().unwrap().starts_with("DISK_FULL"), "{told}");
+    fs::remove_file(filler).unwrap();
+    applied(&stand);
+}
+
+/// Writes until there is no room.
+fn fill(path: &Path) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut file = File::create(path)?;
+    loop {
+        file.write_all(&[b'x'; 512])?;
+    }
+}
+
+#[test]
+fn a_state_directory_of_another_user_is_left_alone_and_a_file_of_another_user_is_named() {
+    if !is_root() {
+        return;
+    }
+    let stand = new_box();
+    applied(&stand);
+    let state_dir = stand.config.state_dir.clone();
+    stand.desire(2, "web:2.0", &[]);
+    let before = content(&state_dir);
+    chown(&state_dir, Some(4321), Some(4321)).unwrap();
+    let ran = tick(&stand);
+    assert_eq!((ran.status, ran.stdout.as_str()), (1, "failed STAGE_FAILED\n"), "{ran:?}");
+    assert!(ran.stderr.contains("belongs to uid 4321") && ran.stderr.contains("run the agent as its user"), "{ran:?}");
+    assert_eq!(content(&state_dir), before);
+
+    // Now as that user, to whom one file does not belong.
+    let copy = stand.dir().join("agent");
+    fs::copy(EXE, &copy).unwrap();
+    for dir in [stand.dir().to_owned(), stand.dir().join("bin")] {
+        fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
+    }
+    let all = Command::new("chown").args(["-R", "4321:4321"]).arg(&state_dir).status().unwrap();
+    assert!(all.success());
+    for (name, status) in [("state.json", 1), ("token.json", 1), ("grant.json", 1)] {
+        let file = state_dir.join(name);
+        if !file.exists() {
+            continue;
+        }
+        chown(&file, Some(0), Some(0)).unwrap();
+        let mut command = Command::new(&copy);
+        command.env_clear().arg("--config").arg(stand.config_file()).arg("tick").uid(4321).gid(4321);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!((output.status.code(), &*out), (Some(status), "failed STAGE_FAILED\n"), "{name}: {err}");
+        assert!(err.contains(name) && err.contains("Permission denied") && err.contains("owner"), "{name}: {err}");
+        assert_eq!(content(&state_dir), before, "{name}");
+        chown(&file, Some(4321), Some(4321)).unwrap();
+    }
+    lock_is_free(&stand);
+    let back = Command::new("chown").args(["-R", "0:0"]).arg(&state_dir).status().unwrap();
+    assert!(back.success());
+    applied(&stand);
+}
+
+#[test]
+fn files_that_were_opened_by_hand_are_closed_by_the_next_tick_and_told() {
+    let stand = new_box();
+    applied(&stand);
+    let state_dir = stand.config.state_dir.clone();
+    let env = fs::canonicalize(state_dir.join("current")).unwrap().join(".env");
+    let opened = [state_dir.join("state.json"), state_dir.join("token.json"), env];
+    for file in &opened {
+        fs::set_permissions(file, Permissions::from_mode(0o644)).unwrap();
+    }
+    let ran = tick(&stand);
+    assert!(ran.status == 0 && ran.stdout.starts_with("unchanged "), "{ran:?}");
+    for file in &opened {
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "{file:?}");
+        let name = file.file_name().unwrap().to_str().unwrap();
+        assert!(ran.stderr.contains(name) && ran.stderr.contains("open to others; it is 0600 now"), "{ran:?}");
+    }
+    let state: Value = serde_json::from_slice(&fs::read(&opened[0]).unwrap()).unwrap();
+    assert_eq!(state["last_result"], "applied");
+}
