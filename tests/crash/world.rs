@@ -180,7 +180,7 @@ impl Driven {
                 let files = files.iter().map(|(path, content)| (path.as_str(), content.as_slice()));
                 Event::BundleStaged(store.stage_bundle(&stage.sha, files))
             }
-            Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), warnings: Vec::new() })),
+            Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), ..Model::default() })),
             Op::LookupToken(lookup) => {
                 let (slot, ttl_s) = match lookup.token {
                     TokenName::Saved => (Slot::SavedToken, 3000),

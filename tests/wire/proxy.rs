@@ -141,11 +141,12 @@ impl State {
 
     /// Stops listening when the next call is to be refused.
     fn close_if_refusing(&mut self) {
-        if self.at_the_gate() && matches!(self.plan, Some(Plan { does: Does::Refuse, .. })) {
-            if let Some(listener) = self.listener.take() {
-                // Ends the accept() that is under way too.
-                rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
-            }
+        if self.at_the_gate()
+            && matches!(self.plan, Some(Plan { does: Does::Refuse, .. }))
+            && let Some(listener) = self.listener.take()
+        {
+            // Ends the accept() that is under way too.
+            rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         }
     }
 }
