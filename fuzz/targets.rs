@@ -22,8 +22,11 @@ use monky_deployd::effects::words::{MAX_CHARS, Words};
 use monky_deployd::effects::{Settings, Stamp};
 use monky_deployd::fsm::{Boot, Machine, Options};
 
+/// What a target does with its bytes. It panics if something does not hold.
+pub type Target = fn(&[u8]);
+
 /// Every target: its name, which is also its corpus's, and what it does.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[(&str, Target)] = &[
     ("bundle", bundle),
     ("compose_model", compose_model),
     ("config", config),
