@@ -24,6 +24,15 @@ test: ## Every suite, on a real stack that is started and stopped (STACK=off: wi
 soak: ## What takes minutes: the agent and an engine of its own killed at every stage, larger bounds; prints the figures
 	./tests/soak.sh
 
+fuzz: ## Every fuzz target for 60 s, two at a time; needs a nightly toolchain
+	./tests/fuzz.sh
+
+coverage: ## Which lines of src/fsm and src/effects a test runs: at least 95 %
+	./tests/coverage.sh
+
+mutants: ## Every mutant of src/fsm is found by a test or explained in tests/mutants/survivors.txt
+	./tests/mutants/run.sh
+
 test-install: ## The package and what installs it, on boxes with systemd and the real stack (minutes)
 	./tests/install/run.sh
 

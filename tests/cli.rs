@@ -321,7 +321,8 @@ fn the_man_page_is_one_and_names_every_command() {
     for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"] {
         assert!(ran.out.contains(&format!(".SH {section}")), "{section}");
     }
-    for command in commands() {
+    // `help` has its own way to be read.
+    for command in commands().iter().filter(|name| *name != "help") {
         assert!(ran.out.contains(&format!("monky\\-deployd\\-{command}(1)")), "{command}");
     }
 }

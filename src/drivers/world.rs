@@ -102,7 +102,8 @@ impl World {
     /// Everything that a tick with this configuration may touch; nothing is touched yet.
     pub fn new(config: Config, store: Store, vault: Arc<Vault>, clock: Clock, cancel: Cancel, seed: u64) -> World {
         let (tenancy, openbao) = servers(&config, seed, Duration::MAX);
-        let docker = docker(&config, &cancel);
+        // The store holds the lock, so nobody else's child runs.
+        let docker = docker(&config, &cancel).ending_orphans();
         World {
             remote: Arc::new(Remote { tenancy, openbao, vault: Arc::clone(&vault) }),
             docker,

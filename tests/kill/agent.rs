@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::common::rig::Rig;
 use crate::site::{Settled, Site, delay};
-use crate::watch::{DEPLOY, Killed, Moment, Victim, Watched, kill};
+use crate::watch::{DEPLOY, Killed, Moment, Process, Victim, Watched, kill};
 
 /// What a suite did.
 #[derive(Default)]
@@ -242,24 +242,25 @@ fn an_apply_that_was_interrupted_after_promotion_is_finished_though_tenancy_is_g
     }
 }
 
-/// The worst that `kill -9` outside of a unit leaves: a `docker compose` that goes on by itself beside the next tick,
-/// which by then is about another bundle.
+/// The worst that `kill -9` outside of a unit leaves: a `docker compose` that goes on by itself, here one that hangs,
+/// while the next tick is about another bundle.
 #[test]
-fn an_orphaned_compose_does_not_spoil_the_next_deploy() {
+fn an_orphaned_compose_is_ended_before_the_next_tick_starts_its_own() {
     let Some(site) = Site::new() else { return };
     site.rig.deploy(&site.bundle());
-    for word in ["pull", "up"] {
-        let stale = site.rig.desire(&site.bundle());
-        let watched = Watched::new(&site, &stale);
-        let agent = watched.until(word, |w| w.children(word) > 0);
-        let killed = kill(agent, Victim::Alone);
-        assert!(killed.alive && !killed.orphans.is_empty(), "{word}: its child goes on");
-        let sha = site.rig.desire(&site.bundle());
-        let settled =
-            Settled { runs: (&sha, site.generation.get()), says: format!("unchanged {}", &sha[..12]), exit: 0 };
-        site.settles(word, &settled);
-        site.is_whole(word, &settled, &killed.orphans);
-        let results: Vec<Value> = site.told(word, &sha).iter().map(|report| report["result"].clone()).collect();
-        assert_eq!(results, [json!("applied")], "{word}");
-    }
+    site.registry.close("/manifests/");
+    let stale = site.rig.desire(&site.bundle());
+    let agent = Watched::new(&site, &stale).until("its pull waits", |w| w.site.registry.holds_one());
+    let killed = kill(agent, Victim::Alone);
+    assert!(killed.alive && !killed.orphans.is_empty() && killed.orphans.iter().all(Process::lives));
+    let sha = site.rig.desire(&site.bundle());
+    let agent = Watched::new(&site, &sha).until("a pull of its own", |w| w.children("pull") > 0);
+    assert!(!killed.orphans.iter().any(Process::lives), "they still run: {:?}", killed.orphans);
+    site.registry.open();
+    let ran = agent.ended();
+    assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]), "{ran:?}");
+    let says = format!("unchanged {}", &sha[..12]);
+    site.is_whole("orphan", &Settled { runs: (&sha, site.generation.get()), says, exit: 0 }, &[]);
+    let results: Vec<Value> = site.told("orphan", &sha).iter().map(|report| report["result"].clone()).collect();
+    assert_eq!(results, [json!("applied")]);
 }

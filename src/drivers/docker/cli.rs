@@ -12,8 +12,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf, absolute};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid};
 
+use super::orphans;
 use crate::effects::Sha;
 
 /// How long a child that was asked to end (TERM) may take before it is ended (KILL).
@@ -43,6 +44,8 @@ pub struct Docker {
     project: String,
     environment: Environment,
     cancel: Arc<AtomicBool>,
+    /// Whether a dead agent's children are ended first, and were.
+    orphans: Option<Arc<Once>>,
 }
 
 impl Docker {
@@ -64,7 +67,15 @@ impl Docker {
             project: project.to_owned(),
             environment,
             cancel,
+            orphans: None,
         }
+    }
+
+    /// The same, and before its first child it ends those that a killed agent left running. Only for the holder of the
+    /// state directory's lock.
+    #[must_use]
+    pub fn ending_orphans(self) -> Docker {
+        Docker { orphans: Some(Arc::new(Once::new())), ..self }
     }
 
     /// Another program of this box, called the same way: without a shell, with a deadline, in the same clean environment.
@@ -106,6 +117,9 @@ impl Docker {
         let not_started = |source: io::Error| RunError::NotStarted { bin: self.bin.clone(), source };
         if self.cancel.load(Ordering::Relaxed) {
             return Err(RunError::Cancelled { said: Captured::default() });
+        }
+        if let Some(once) = &self.orphans {
+            once.call_once(|| orphans::end(&self.state_dir));
         }
         let (out, out_end) = io::pipe().map_err(not_started)?;
         let mut command = Command::new(&self.bin);

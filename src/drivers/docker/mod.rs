@@ -5,6 +5,7 @@ pub mod compose;
 mod fault;
 pub mod images;
 pub mod inspect;
+mod orphans;
 pub mod probe;
 pub mod pull;
 pub mod up;
