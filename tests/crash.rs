@@ -592,15 +592,17 @@ fn twice(scenario: &Scenario, stride: usize) -> usize {
 fn every_bug_of_the_disk_or_the_outbox_is_found() {
     // Each by what it does in the end.
     for (bug, rules) in [
-        (Bug::Lie(Lie::NoFileSync), &[WHOLE, STORED][..]),
-        (Bug::Lie(Lie::NoDirSync), &[STORED, BUDGET]),
+        (Bug::Lie(Lie::NoFileSync), &[WHOLE][..]),
+        (Bug::Lie(Lie::NoDirSync), &[TOLD_ONCE, BUDGET, SAME_END]),
         (Bug::Lie(Lie::NoParentSync), &[STORED]),
-        (Bug::Lie(Lie::RenameFirst), &[WHOLE, STORED]),
-        (Bug::Lie(Lie::InPlace), &[WHOLE, STORED]),
+        (Bug::Lie(Lie::RenameFirst), &[WHOLE]),
+        (Bug::Lie(Lie::InPlace), &[WHOLE]),
         (Bug::Lie(Lie::NoSweep), &[LEFT_BEHIND, STARTS]),
         (Bug::ForgetsReports, &[SAME_END]),
     ] {
-        let found = SCENARIOS.iter().filter(|scenario| !scenario.corrupt).find_map(|scenario| {
+        // Most break the first promise of all, a grant that was told to be stored. A deploy has to find them, too.
+        let from = usize::from(bug != Bug::Lie(Lie::NoParentSync));
+        let found = SCENARIOS.iter().skip(from).filter(|scenario| !scenario.corrupt).find_map(|scenario| {
             let right = run(scenario, Bug::None);
             let run = Run { moments: run(scenario, bug).moments, ..right };
             run.moments.iter().find_map(|moment| {
