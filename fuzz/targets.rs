@@ -82,7 +82,9 @@ pub fn compose_model(bytes: &[u8]) {
         let files = serde_json::json!({"files": {"compose.yaml": "services: {}", "conf/app.toml": "x"}});
         Bundle::read(files.to_string().as_bytes()).expect("a bundle")
     });
-    let Ok(model) = Model::parse(bytes, bundle, "/state/releases/r", "/state") else { return };
+    let Ok(model) = Model::parse(bytes, bundle, "/state/releases/r", "/state", "unix:///var/run/docker.sock") else {
+        return;
+    };
     assert!(!model.services.is_empty());
     for service in model.services.values() {
         assert!(service.scale > 0);

@@ -16,7 +16,8 @@ fn corpora() -> std::path::PathBuf {
 #[test]
 fn every_committed_input_passes_its_target() {
     for (name, target) in TARGETS {
-        let mut inputs: Vec<_> = fs::read_dir(corpora().join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut inputs: Vec<_> =
+            fs::read_dir(corpora().join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
         inputs.sort();
         assert!(inputs.len() >= 10, "the corpus of {name} has {} inputs", inputs.len());
         for input in inputs {

@@ -127,8 +127,13 @@ fn good_world() -> impl FnMut(&Op) -> Event {
     }
 }
 
+/// How many cases of each: `make soak` asks for more.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(400)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     #[test]
     fn no_sequence_of_inputs_makes_it_panic_or_wait_for_nothing(bytes in bytes()) {

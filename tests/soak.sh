@@ -55,7 +55,7 @@ run 'kill:|^test result' cargo test --locked --test kill -- --ignored --nocaptur
 unset MONKY_DEPLOYD_BIN
 run '^docker:|^test result' cargo test --locked --test docker_worst -- --nocapture
 run 'states|^test result' cargo test --locked --test model -- --include-ignored --nocapture
-run '^test result' env PROPTEST_CASES="${PROPTEST_CASES:-20000}" cargo test --locked --test properties
+run '^test result' env PROPTEST_CASES="${PROPTEST_CASES:-5000}" cargo test --locked --test properties
 
 printf '\nThe soak took %s s. What was done:\n' $((SECONDS - began))
 for ((i = 0; i < ${#figures[@]}; i += 2)); do

@@ -45,7 +45,7 @@ fn kill_if_ours(pid: i32, given: &[&[u8]]) -> Option<()> {
     // Of other users' processes this cannot be read.
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let has = |line: &&[u8]| environment.split(|byte| *byte == 0).any(|other| other == *line);
-    if !given.iter().all(|line| has(line)) || below_an_agent(pid) {
+    if !given.iter().all(has) || below_an_agent(pid) {
         return None;
     }
     pidfd_send_signal(&held, Signal::KILL).ok()

@@ -31,7 +31,10 @@ impl Box_ {
     }
 
     fn write(&self, name: &str, content: impl AsRef<[u8]>) {
-        fs::write(self.dir().join(name), content).unwrap();
+        let path = self.dir().join(name);
+        fs::write(&path, content).unwrap();
+        // As the agent itself writes it, or that would be told too.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
 
     fn lent(&self, slot: Slot) -> Option<String> {
