@@ -197,7 +197,7 @@ if role "${none[@]}" -e '{"monky_deployd_tenancy_port": 70000}'; then die "port 
 in_output "tenancy.port: must be a whole number from 1 to 65535"
 [[ $(in_box sha256sum /etc/monky-deployd/config.yaml) == "$before" ]] || die "the configuration was written"
 
-say "longer timeouts and another state directory reach the unit"
+say "longer timeouts reach the unit"
 fine "${none[@]}" -e '{"monky_deployd_healthy_timeout_s": 900}'
 only "Fit the unit to the configuration,Write the configuration"
 [[ $(in_box systemctl show -p TimeoutStartUSec --value monky-deployd.service) == 50min ]] || die "the unit's limit is $(in_box systemctl show -p TimeoutStartUSec --value monky-deployd.service)"
@@ -217,12 +217,14 @@ cat >"$dir/proxy.json" <<JSON
   "monky_deployd_ziti_services": ["tenancy:$near", "bao:$far"]
 }
 JSON
+before=$(in_box sha256sum /etc/monky-deployd/config.yaml)
 if role -e "@$dir/proxy.json"; then die "a tunneler without an identity was taken"; fi
 in_output "This box has no OpenZiti identity /etc/monky-deployd/identity.json."
+[[ $(in_box sha256sum /etc/monky-deployd/config.yaml) == "$before" ]] || die "the configuration was written"
 printf '{"monky_deployd_ziti_identity": {"id": {"key": "%s"}, "stub": {"tenancy": %s, "bao": %s}}}' \
   "$key" "$PLANE_TENANCY_PORT" "${PLANE_BAO_ADDR##*:}" >"$dir/identity.json"
 fine -vvv --diff -e "@$dir/proxy.json" -e "@$dir/identity.json"
-only "Name the services,Start or stop the tunneler,Write the identity"
+only "Fit the unit to the configuration,Name the services,Start or stop the tunneler,Write the configuration,Write the identity"
 in_box systemctl is-enabled monky-deployd-proxy.service >/dev/null || die "the tunneler is not enabled"
 [[ $(in_box stat -c '%a %U' /etc/monky-deployd/identity.json) == "600 root" ]] || die "the identity is open to others"
 as_agent config show | grep -q "^transport: proxy$" || die "the transport is another one"
@@ -238,7 +240,7 @@ only "Name the services,Restart the tunneler"
 
 say "without it the tunneler is stopped, and does not come back"
 fine "${none[@]}"
-only "Fit the unit to the configuration,Start or stop the tunneler,Write the configuration"
+only "Start or stop the tunneler,Write the configuration"
 ! in_box systemctl is-enabled monky-deployd-proxy.service >/dev/null || die "the tunneler is still enabled"
 ! in_box systemctl is-active monky-deployd-proxy.service >/dev/null || die "the tunneler still runs"
 
@@ -279,5 +281,10 @@ for path in /var/lib/monky-deployd /etc/monky-deployd /var/cache/monky-deployd.d
   ! in_box test -e "$path" || die "$path is still there"
 done
 fine "${none[@]}" -e '{"monky_deployd_state": "absent", "monky_deployd_purge": true}'
+only ""
+say "another state directory is made, and the unit may write there"
+fine "${none[@]}" -e monky_deployd_deb="$DEB" -e monky_deployd_state_dir=/srv/monky
+wait_for 300 "a tick that writes there" in_box test -s /srv/monky/state.json
+fine "${none[@]}" -e monky_deployd_deb="$DEB" -e monky_deployd_state_dir=/srv/monky
 only ""
 say "$runs runs of the role"
