@@ -1,6 +1,6 @@
 //! What a compose file asks of the box beyond its own containers, and what the box's owner says to that.
 //!
-//! Invariant: [`demands`] looks at the resolved model alone, and whatever a variable decides is a demand: it is not shown
+//! Invariant: `demands` looks at the resolved model alone, and whatever a variable decides is a demand: it is not shown
 //! to be harmless. [`Policy::judge`] is the only decision, and it names all that it refuses.
 //!
 //! Paths are judged by their letters. A link on the box, and what an existing volume or container mounts, cannot be
