@@ -493,9 +493,12 @@ config_get() { # FILE KEY
     END { if (odd) exit 3; if (!found) exit 1 }' "$1"
 }
 
+# A list is given as YAML: [a, b].
 # The file with a key set, on stdout: in its place, else behind the line that shows its default, else at the end of what it is in.
 config_set() { # FILE KEY VALUE
-  SECTION=$([[ $2 != *.* ]] || printf %s "${2%%.*}") KEY=${2#*.} LINE="${2#*.}: $(yaml "$3")" awk '
+  local value=$3
+  [[ $2 == *_roots ]] || value=$(yaml "$3")
+  SECTION=$([[ $2 != *.* ]] || printf %s "${2%%.*}") KEY=${2#*.} LINE="${2#*.}: $value" awk '
     { line[NR] = $0 }
     END {
       section = ENVIRON["SECTION"]; key = ENVIRON["KEY"]; new = ENVIRON["LINE"]; from = 1; to = NR; indent = ""; after = NR; head = 0; hidden = 0
@@ -560,7 +563,7 @@ is_example() {
 
 # Makes the new configuration in the private folder, and has the agent judge it.
 prepare_configuration() {
-  local config=$root$etc/config.yaml new=$work/config.yaml one key value old status env_id
+  local config=$root$etc/config.yaml new=$work/config.yaml one key value old status env_id new_id
   declare -g example=""
   if is_example; then example=yes; fi
   if [[ -f $config ]]; then
@@ -590,9 +593,11 @@ prepare_configuration() {
   [[ $(transport) != proxy || ${opt[no-tunneler]} == yes || -n ${opt[proxy-services]} || -f $root$etc/proxy.env ]] ||
     misused "--proxy-services is needed with the transport proxy: $(flags | sed -n "s/^proxy-services|.*|With proxy: //p")"
   env_id=$(config_get "$config" env_id) || env_id=""
-  if [[ -n $env_id && -n ${opt[env]} && $env_id != "${opt[env]}" && -z $example ]]; then
-    die "$config says that this box is $env_id, and --env says ${opt[env]}" \
-      "if it is to become another box: apt-get purge $package (this removes its state), then run this again" "if --env was a slip: leave it out"
+  # However it was given: --env, or --set env_id=….
+  new_id=$(config_get "$new" env_id) || new_id=""
+  if [[ -n $env_id && $env_id != "$new_id" && -z $example ]]; then
+    die "$config says that this box is $env_id, and the flags say $new_id" \
+      "if it is to become another box: apt-get purge $package (this removes its state), then run this again" "if that was a slip: leave --env out"
   fi
   if [[ -n $agent ]]; then
     "$agent" --config "$new" config check >"$work/check.log" 2>&1 || {
@@ -823,6 +828,8 @@ install_tunneler() {
   local name program
   name=$(tunneler)
   if [[ -z $name || ${opt[no-tunneler]} == yes ]]; then return 0; fi
+  # A box that is configured already has its way to tenancy: an upgrade, or a changed key, is no reason for another one.
+  if [[ -f $root$etc/config.yaml && -z $example && -z ${opt[transport]}${opt[enrol-jwt]}${opt[proxy-services]}${opt[ziti-repo-url]} ]]; then return 0; fi
   program=ziti-edge-tunnel
   [[ $name != openziti ]] || program=ziti
   if command -v "$program" >/dev/null; then

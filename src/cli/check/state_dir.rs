@@ -150,10 +150,20 @@ fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
     let name = owner.map_or_else(|| format!("'#{uid}'"), str::to_owned);
     if uid != asks {
         let what = format!("{shown} belongs to {name} (uid {uid}), and this is uid {asks}");
-        return Line::failure(fact, what, &format!("run it as that user: sudo -u {name} monky-deployd check"));
+        let remedy = if *uid == 0 {
+            // Nobody runs the agent as root on purpose.
+            format!("give it back to the agent's user: sudo chown -hR monky-deployd: {shown}")
+        } else {
+            format!("run it as that user: sudo -u {name} monky-deployd check")
+        };
+        return Line::failure(fact, what, &remedy);
     }
     if let Some(why) = trouble {
-        return Line::failure(fact, format!("{shown}: {why}"), "name a directory of the agent's own as `state_dir`");
+        return Line::failure(
+            fact,
+            format!("{shown}: {why}"),
+            &format!("sudo chown -hR {name}: {shown}, if it is the agent's; else name another `state_dir`"),
+        );
     }
     if let Some(first) = strangers.first() {
         let what = format!(

@@ -441,6 +441,18 @@ each_key_of_the_example_can_be_set_and_nothing_else_changes() {
   ((n >= 18)) || fail "only $n keys were tried"
 }
 
+a_list_is_set_as_a_list() {
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --set 'policy.bind_roots=[/srv, /mnt]'
+  grep -qx '  bind_roots: \[/srv, /mnt\]' "$T/etc/monky-deployd/config.yaml" || fail "$(cat "$T/etc/monky-deployd/config.yaml")"
+}
+
+an_upgrade_brings_no_tunneler_that_nobody_asked_for() {
+  ends 0 installer "${NEEDED[@]}" --no-tunneler --deb "$T/package.deb"
+  rm -f "$T/bin/ziti-edge-tunnel" "$T/bin/ziti"
+  ends 0 installer --deb "$T/package.deb" --reinstall
+  ! grep -q 'ziti' "$T/calls" || fail "$(grep ziti "$T/calls")"
+}
+
 keys_of_sections_that_are_not_there_yet_make_them() {
   functions
   printf 'env_id: x\n' >"$T/c"
@@ -487,8 +499,10 @@ the_packages_own_example_is_no_configuration() {
 a_box_does_not_become_another_by_a_slip() {
   ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
   ends 1 installer "${NEEDED[@]}" --env qa-03 --deb "$T/package.deb"
-  says "says that this box is qa-02, and --env says qa-03"
+  says "says that this box is qa-02, and the flags say qa-03"
   says "Nothing was changed."
+  ends 1 installer "${NEEDED[@]}" --set env_id=qa-03 --deb "$T/package.deb"
+  says "says that this box is qa-02, and the flags say qa-03"
 }
 
 what_the_agent_would_refuse_is_not_written() {
