@@ -165,9 +165,10 @@ pub fn registry_auth(bytes: &[u8]) {
     assert!(!auth.username().is_empty() && !auth.registry().is_empty());
     let config: serde_json::Value = serde_json::from_str(&auth.docker_config()).expect("it is JSON");
     assert_eq!(config.as_object().map(|keys| keys.keys().collect::<Vec<_>>()), Some(vec![&"auths".to_owned()]));
-    if auth.password().len() > 8 {
-        assert!(!format!("{auth:?}").contains(auth.password()));
-    }
+    // What is shown does not depend on who and what it is: a password may well read like that text itself.
+    let other = serde_json::json!({"registry": auth.registry(), "username": "u", "password": "p"}).to_string();
+    let other = RegistryAuth::parse(&other, "registry.example").expect("the registry was taken before");
+    assert_eq!(format!("{auth:?}"), format!("{other:?}"));
 }
 
 /// Whatever `state.json` holds, a tick begins with it and asks for something or ends.
