@@ -5,6 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v cargo-tarpaulin >/dev/null || cargo install --locked cargo-tarpaulin
 mkdir -p target/coverage
+# Counters of children that are started in this folder.
+trap 'rm -f ./*.profraw' EXIT
 # LLVM's own counters are as exact, and a machine without ptrace has them too.
 cargo tarpaulin --locked --engine llvm --lib --test transitions --test properties --test incidents --test replay --test compose_models --test inspected \
   --test bundle_sha --test env_round_trip --test corpora --include-files 'src/fsm/*' 'src/effects/*' --target-dir target/coverage/build \
