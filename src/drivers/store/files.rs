@@ -192,7 +192,30 @@ pub(super) fn names(dir: &Path) -> Result<Vec<String>, Fail> {
     Ok(names)
 }
 
-/// Removes what a dead tick left unfinished in a directory. Only for the holder of the lock.
-pub(super) fn sweep(disk: &dyn Disk, dir: &Path) -> Result<(), Fail> {
-    names(dir)?.iter().filter(|name| name.starts_with(TEMP)).try_for_each(|name| remove_any(disk, &dir.join(name)))
+/// Removes what a dead tick left unfinished in a directory: the names that `unfinished` knows. What cannot be removed is
+/// told and passed over, for it is in nobody's way. Only for the holder of the lock.
+pub(super) fn sweep(disk: &dyn Disk, dir: &Path, unfinished: impl Fn(&str) -> bool) -> Vec<Fail> {
+    let names = match names(dir) {
+        Ok(names) => names,
+        Err(fail) => return vec![fail],
+    };
+    let unfinished = names.iter().filter(|name| unfinished(name));
+    unfinished.filter_map(|name| remove_any(disk, &dir.join(name)).err()).collect()
+}
+
+/// A name that nothing has: this one, cleared, or one like it if what has it cannot be removed.
+pub(super) fn free_name(disk: &dyn Disk, path: &Path) -> Result<PathBuf, Fail> {
+    let mut last = match remove_any(disk, path) {
+        Ok(()) => return Ok(path.to_owned()),
+        Err(fail) => fail,
+    };
+    for n in 1..100 {
+        let mut other = path.as_os_str().to_owned();
+        other.push(format!(".{n}"));
+        match remove_any(disk, Path::new(&other)) {
+            Ok(()) => return Ok(other.into()),
+            Err(fail) => last = fail,
+        }
+    }
+    Err(last)
 }

@@ -151,8 +151,10 @@ impl Store {
         for folder in FOLDERS {
             notes.extend(files::private_dir(&*disk, &dir.join(folder))?);
         }
-        let store = Store { dir: dir.to_owned(), vault, disk, notes, lock: Some(lock) };
-        store.sweep()?;
+        let mut store = Store { dir: dir.to_owned(), vault, disk, notes, lock: Some(lock) };
+        // A container that runs as root may have left in a release what this user cannot remove: no reason to stop.
+        let left = store.sweep().into_iter().map(|fail| format!("{fail}; it is in nobody's way: sudo rm -rf it"));
+        store.notes.extend(left);
         store.close_plugins()?;
         Ok(store)
     }
@@ -422,10 +424,20 @@ impl Store {
         Ok(waiting.into_iter().map(|(_, id)| id).collect())
     }
 
-    fn sweep(&self) -> Result<(), Fail> {
-        files::sweep(self.disk(), &self.dir)?;
-        FOLDERS.iter().try_for_each(|folder| files::sweep(self.disk(), &self.dir.join(folder)))?;
-        self.staged()?.iter().try_for_each(|sha| files::sweep(self.disk(), &self.release_dir(sha)))
+    /// Removes what dead ticks left unfinished; gives what could not be removed.
+    fn sweep(&self) -> Vec<Fail> {
+        let temp = |name: &str| name.starts_with(files::TEMP);
+        // In a release any other name may be the bundle's.
+        let ours = |name: &str| [ENV, OVERRIDE].iter().any(|ours| name.strip_prefix(files::TEMP) == Some(ours));
+        let mut left = files::sweep(self.disk(), &self.dir, temp);
+        left.extend(FOLDERS.iter().flat_map(|folder| files::sweep(self.disk(), &self.dir.join(folder), temp)));
+        match self.staged() {
+            Ok(staged) => {
+                left.extend(staged.iter().flat_map(|sha| files::sweep(self.disk(), &self.release_dir(sha), ours)));
+            }
+            Err(fail) => left.push(fail),
+        }
+        left
     }
 
     fn close_plugins(&self) -> Result<(), Fail> {

@@ -83,8 +83,7 @@ impl Store {
                 return Ok(());
             }
             let disk = self.disk();
-            let temp = self.releases().join(format!("{TEMP}{}", sha.short()));
-            files::remove_any(disk, &temp)?;
+            let temp = files::free_name(disk, &self.releases().join(format!("{TEMP}{}", sha.short())))?;
             let done = build(disk, &temp, &bundle, &target).and_then(|()| put_in_place(disk, &temp, &target));
             // After an exchange the old folder has the temporary name. If it can't be removed now, the next tick sweeps.
             let _ = files::remove_any(disk, &temp);
@@ -148,12 +147,11 @@ impl Store {
             }
             for sha in self.staged()?.iter().filter(|sha| !keep.contains(sha) && Some(*sha) != current.as_ref()) {
                 // A folder that is half removed must not look like a release.
-                let going = self.releases().join(format!("{TEMP}old-{sha}"));
-                files::remove_any(self.disk(), &going)?;
+                let going = files::free_name(self.disk(), &self.releases().join(format!("{TEMP}old-{sha}")))?;
                 let dir = self.release_dir(sha);
                 disk::rename(self.disk(), &dir, &going).doing("remove", &dir)?;
             }
-            self.sweep()
+            self.sweep().into_iter().next().map_or(Ok(()), Err)
         })
     }
 }
@@ -167,7 +165,10 @@ fn is_real_dir(path: &Path) -> bool {
 fn safe_parts(path: &str) -> Result<Vec<&str>, Fail> {
     let parts: Vec<&str> = path.split('/').collect();
     let bad = |part: &&str| matches!(*part, "" | "." | "..") || part.chars().any(|c| c.is_control() || c == '\\');
-    let ours = parts.first().is_some_and(|first| [ENV, OVERRIDE].iter().any(|name| first.eq_ignore_ascii_case(name)));
+    let ours = parts.first().is_some_and(|first| {
+        let name = first.strip_prefix(TEMP).unwrap_or(first);
+        [ENV, OVERRIDE].iter().any(|ours| name.eq_ignore_ascii_case(ours))
+    });
     if parts.iter().any(bad) || ours {
         return refuse("write", Path::new(path), "a bundle may not hold a file of this name");
     }

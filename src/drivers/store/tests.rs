@@ -560,7 +560,7 @@ fn what_a_dead_tick_left_is_swept_by_the_next_and_only_by_it() {
         b.write(name, "half");
     }
     fs::create_dir_all(b.dir().join("releases/.tmp-e/conf")).unwrap();
-    fs::write(store.release_dir(&sha(1)).join(".tmp-f"), "half").unwrap();
+    fs::write(store.release_dir(&sha(1)).join(".tmp-.env"), "half").unwrap();
     symlink("releases/x", b.dir().join(".tmp-current-x")).unwrap();
     fs::create_dir(b.dir().join("docker/cli-plugins")).unwrap();
     b.write("docker/cli-plugins/docker-compose", "#!/bin/sh\n");
@@ -683,4 +683,52 @@ fn a_write_that_fails_or_dies_in_the_middle_leaves_the_old_files() {
         assert_eq!(store.load_report("aa").unwrap(), Some(report("aa", 1)));
         assert_eq!(fs::read_to_string(store.release_dir(&sha(1)).join(".env")).unwrap(), "A=1\n");
     }
+}
+
+/// A disk on which nothing of a container that ran as root can be removed.
+struct Stubborn;
+
+impl disk::Disk for Stubborn {
+    fn change(&self, change: &disk::Change<'_>, carry_out: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        match change {
+            disk::Change::RemoveTree(path) if path.join("roots").exists() => {
+                Err(io::Error::from(io::ErrorKind::PermissionDenied))
+            }
+            _ => carry_out(),
+        }
+    }
+}
+
+#[test]
+fn what_a_container_left_and_nobody_can_remove_stops_no_tick_and_is_told() {
+    let b = Box_::new();
+    let open = || Store::open_on(Arc::new(Stubborn), &b.dir(), Arc::clone(&b.vault)).unwrap();
+    let shas = ["a", "b"].map(|letter| Sha::try_from(letter.repeat(64)).unwrap());
+    let store = open();
+    for _ in 0..3 {
+        for sha in &shas {
+            store.stage_bundle(sha, [("compose.yaml", &b"services: {}"[..])]).unwrap();
+        }
+        fs::create_dir(b.dir().join("releases").join(shas[0].as_str()).join("roots")).unwrap();
+        // It is told, and the release is gone all the same.
+        assert!(store.prune_releases(&[]).is_err());
+        assert_eq!(store.load_state(NOW).unwrap().local.releases, []);
+    }
+    drop(store);
+    let notes = open().load_state(NOW).unwrap().notes;
+    assert!(notes.len() == 3 && notes.iter().all(|note| note.contains("rm -rf")), "{notes:?}");
+}
+
+#[test]
+fn a_bundles_own_file_is_never_swept_away_whatever_its_name() {
+    let b = Box_::new();
+    let sha = Sha::try_from("c".repeat(64)).unwrap();
+    let store = b.open();
+    store.stage_bundle(&sha, [("compose.yaml", &b"x"[..]), (".tmp-conf", b"mine"), ("d/.tmp-.env", b"too")]).unwrap();
+    assert!(store.stage_bundle(&sha, [("compose.yaml", &b"x"[..]), (".tmp-.env", b"no")]).is_err());
+    drop(store);
+    b.open();
+    let release = b.dir().join("releases").join(sha.as_str());
+    assert_eq!(fs::read(release.join(".tmp-conf")).unwrap(), b"mine");
+    assert_eq!(fs::read(release.join("d/.tmp-.env")).unwrap(), b"too");
 }
