@@ -372,7 +372,18 @@ impl<'m> Asks<'m> {
                 ("volume" | "cluster", _) if has_variable(decided) => self.unknown(key, decided),
                 ("volume" | "cluster", Some(source)) => self.named_volume(source),
                 ("image", Some(image)) => self.image(key, image),
-                (_, Some(source)) => self.source(key, source, false),
+                (_, Some(source)) => {
+                    let read_only = volume.get("read_only") == Some(&Value::Bool(true));
+                    if !read_only && matches!(self.site.see(source, false), Seen::OfTheBundle) {
+                        // The engine follows links: what is written there may lead it anywhere at the next start.
+                        let what = format!(
+                            "mounts {} of the bundle, writable: a link put there leads anywhere",
+                            shown(source)
+                        );
+                        self.add(Rule::Binds, key.clone(), what, None);
+                    }
+                    self.source(key, source, false);
+                }
                 (_, None) => {}
             }
         }
@@ -724,9 +735,16 @@ mod tests {
             let service = json!({"volumes": [{"type": "bind", "source": source, "target": "/t"}]});
             policy.judge(&of(service)).refusal.is_some()
         };
-        for fine in ["/srv", "/srv/app/./x/", "/srv/a/../b", "/mnt/data/x", "/state/releases/r/conf"] {
+        for fine in ["/srv", "/srv/app/./x/", "/srv/a/../b", "/mnt/data/x"] {
             assert!(!refused(fine), "{fine}");
         }
+        // Of the bundle, read-only: the engine follows a link that a container put where it may write.
+        let bundled = |read_only: Value| {
+            let bind =
+                json!({"type": "bind", "source": "/state/releases/r/conf", "target": "/t", "read_only": read_only});
+            policy.judge(&of(json!({"volumes": [bind]}))).refusal.is_some()
+        };
+        assert_eq!([json!(true), json!(false), json!(null), json!("${X}")].map(bundled), [false, true, true, true]);
         for not in ["/srvs", "/srv/../etc", "/mnt", "/mnt/datas", "/srv/${X}", "/", "/etc", "~/x", "", "srv"] {
             assert!(refused(not), "{not}");
         }

@@ -277,7 +277,7 @@ fine "${none[@]}" -e monky_deployd_deb="$DEB"
 only ""
 
 fine "${none[@]}" -e '{"monky_deployd_state": "absent", "monky_deployd_purge": true}'
-for path in /var/lib/monky-deployd /etc/monky-deployd /var/cache/monky-deployd.deb /etc/systemd/system/monky-deployd.service.d; do
+for path in /var/lib/monky-deployd /etc/monky-deployd /var/cache/monky-deployd.deb /etc/systemd/system/monky-deployd.service.d/role.conf; do
   ! in_box test -e "$path" || die "$path is still there"
 done
 fine "${none[@]}" -e '{"monky_deployd_state": "absent", "monky_deployd_purge": true}'
