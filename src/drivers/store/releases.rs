@@ -74,6 +74,19 @@ impl Store {
         !mark.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
+    /// Removes the marks whose releases are gone.
+    fn forget_marks(&self) -> Result<(), Fail> {
+        let releases = self.releases();
+        let marks: Vec<String> = files::names(&releases)?.into_iter().filter(|name| name.starts_with(OPEN)).collect();
+        let gone = |mark: &&String| mark.strip_prefix(OPEN).is_none_or(|sha| !is_real_dir(&releases.join(sha)));
+        let needless: Vec<&String> = marks.iter().filter(gone).collect();
+        if !needless.is_empty() {
+            // Before: a release that a loss of power brings back must not come without its mark.
+            files::sync_dir(self.disk(), &releases)?;
+        }
+        needless.into_iter().try_for_each(|mark| files::remove(self.disk(), &releases, mark).map(drop))
+    }
+
     /// The release that `current` points to, if it is one of ours and there.
     pub(super) fn current(&self) -> Option<Sha> {
         let target = fs::read_link(self.current_dir()).ok()?;
@@ -173,11 +186,8 @@ impl Store {
                 let going = files::free_name(self.disk(), &self.releases().join(format!("{TEMP}old-{sha}")))?;
                 let dir = self.release_dir(sha);
                 disk::rename(self.disk(), &dir, &going).doing("remove", &dir)?;
-                // After it: a mark without a release is in nobody's way.
-                if self.is_open(sha) {
-                    files::remove(self.disk(), &self.releases(), &self.open_mark(sha))?;
-                }
             }
+            self.forget_marks()?;
             self.sweep().into_iter().next().map_or(Ok(()), Err)
         })
     }
