@@ -35,6 +35,7 @@ fn registry() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let good = format!("Basic {}", STANDARD.encode(format!("puller:{PASSWORD}")));
+    let expired = format!("Basic {}", STANDARD.encode("expired:an0ther-c4n4ry"));
     thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
@@ -46,7 +47,13 @@ fn registry() -> u16 {
                 format!("Www-Authenticate: Bearer realm=\"http://127.0.0.1:{port}/token\",service=\"reg\"\r\n");
             let no = r#"{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}"#;
             let (status, more, body) = match (first.split(' ').nth(1).unwrap(), has) {
-                ("/v2/", Some(bearer)) if bearer == "Bearer t0ken" => (200, "", "{}"),
+                ("/v2/", Some(bearer)) if bearer.starts_with("Bearer t0ken") => (200, "", "{}"),
+                (path, Some(bearer)) if path.starts_with("/v2/shop/") && bearer == "Bearer t0ken" => (200, "", ""),
+                (path, Some(_)) if path.starts_with("/v2/shop/") => (403, "", ""),
+                // What a service gives that knows the user no more, and lets anybody look around.
+                (path, Some(basic)) if path.starts_with("/token?") && basic == expired => {
+                    (200, "", r#"{"token":"t0ken-worth-nothing"}"#)
+                }
                 ("/v2/", _) => (401, challenge.as_str(), no),
                 ("/token?service=reg&scope=repository%3Ashop/db%3Apull", Some(basic)) if basic == good => {
                     (200, "", r#"{"token":"t0ken"}"#)
@@ -283,6 +290,11 @@ fn each_thing_that_breaks_is_one_failure_and_what_hangs_on_it_is_not_checked() {
     let said = check(&stand);
     assert!(said.what("registry").contains("does not take the credential: who are you"), "{}", said.out);
     assert!(!said.out.contains(&wrong) && !said.out.contains("an0ther"), "{}", said.out);
+    fs::write(&config, &right).unwrap();
+    change(&config, &STANDARD.encode(format!("puller:{PASSWORD}")), &STANDARD.encode("expired:an0ther-c4n4ry"));
+    fails(&["registry"], &[]);
+    let said = check(&stand);
+    assert!(said.what("registry").contains("does not take the credential: shop/"), "{}", said.out);
     fs::write(&config, r#"{"auths":{}}"#).unwrap();
     fails(&["registry"], &[]);
     fs::write(&config, right).unwrap();
@@ -327,18 +339,74 @@ fn a_token_that_was_revoked_fails_and_one_that_came_to_its_end_does_not() {
 }
 
 #[test]
-fn a_state_directory_of_another_user_is_told_with_the_way_to_run_it() {
+fn root_is_told_to_run_it_as_the_agents_user_and_nothing_else() {
     if !root() {
         return;
     }
     let stand = deployed();
-    std::os::unix::fs::chown(&stand.config.state_dir, Some(1), None).unwrap();
-    let said = check(&stand);
-    assert_eq!(said.failed(), ["state_dir"], "{}", said.out);
-    assert!(said.out.contains("sudo -u ") && said.out.contains("monky-deployd check"), "{}", said.out);
+    std::os::unix::fs::chown(&stand.config.state_dir, Some(54321), None).unwrap();
+    let asked = stand.tenancy.requests().len();
+    for format in ["text", "json"] {
+        let output = command(&stand, format).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{told}");
+        assert!(told.contains("sudo -u '#54321' monky-deployd check") && told.lines().count() == 1, "{told}");
+    }
+    assert_eq!(stand.tenancy.requests().len(), asked, "nobody was asked");
+}
+
+#[test]
+fn a_user_that_is_not_the_agents_is_told_how_to_run_it_and_what_it_cannot_see() {
+    if !root() {
+        return;
+    }
+    let stand = deployed();
+    let copy = stand.dir().join("agent");
+    fs::copy(EXE, &copy).unwrap();
+    for dir in [stand.dir().to_owned(), stand.dir().join("bin")] {
+        fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new(&copy);
+    std::os::unix::process::CommandExt::uid(&mut command, 54321);
+    command.arg("--config").arg(stand.config_file()).args(["check", "--format", "json"]).stdin(Stdio::null());
+    let said = Said::of(&command.output().unwrap());
+    assert!(said.failed().contains(&"state_dir") && said.out.contains("chown -hR monky-deployd: "), "{}", said.out);
     for fact in ["lock", "state", "docker", "token", "registry"] {
         assert!(said.what(fact).starts_with("not checked: "), "{fact}: {}", said.out);
     }
+}
+
+#[test]
+fn a_state_directory_in_which_nothing_can_be_written_fails() {
+    let stand = deployed();
+    let dir = stand.config.state_dir.clone();
+    let mode = |mode: u32| fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o500);
+    let said = check(&stand);
+    mode(0o700);
+    assert_eq!(said.failed(), ["state_dir"], "{}", said.out);
+    assert!(said.out.contains("chmod u+rwx "), "{}", said.out);
+    assert_eq!(check(&stand).failed(), [""; 0]);
+}
+
+#[test]
+fn a_hold_and_what_was_in_the_way_are_told_until_they_are_over() {
+    let mut stand = deployed();
+    assert!(!check(&stand).levels.contains_key("hold"));
+    stand.tenancy.hold(&stand.env_id, Some("freeze until Monday"));
+    stand.tick();
+    let said = check(&stand);
+    assert!(said.levels["hold"] == "warning" && said.what("hold").ends_with(": freeze until Monday"), "{}", said.out);
+    stand.tenancy.hold(&stand.env_id, None);
+    stand.tenancy.set_reachable(false);
+    stand.tick();
+    stand.tenancy.set_reachable(true);
+    let said = check(&stand);
+    assert!(said.levels["trouble"] == "warning" && said.levels["hold"] == "warning", "{}", said.out);
+    assert!(said.what("trouble").starts_with("TENANCY_UNREACHABLE since "), "{}", said.out);
+    stand.tick();
+    let said = check(&stand);
+    assert!(!said.levels.contains_key("trouble") && !said.levels.contains_key("hold"), "{}", said.out);
 }
 
 #[test]

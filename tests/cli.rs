@@ -228,6 +228,33 @@ fn the_example_configuration_is_one() {
 }
 
 #[test]
+fn an_example_that_nobody_has_touched_is_told_as_one() {
+    let told = "not yet of this box: still the example's are env_id, tenancy.host, bao.addr\n";
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("config.example.yaml");
+    let ran = bare(&["--config", example.to_str().unwrap(), "config", "check"]);
+    assert!(ran.status == 0 && ran.out.contains(told), "{}", ran.out);
+    // What the package brings are its lines that are no comments.
+    let home = Home::new();
+    let text = fs::read_to_string(example).unwrap();
+    let shipped: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
+    fs::write(home.config(), shipped.join("\n")).unwrap();
+    assert!(home.run(&["config", "check"]).out.contains(told));
+    fs::write(home.config(), shipped.join("\n").replace("tenancy.example", "tenancy.my.org")).unwrap();
+    assert!(home.run(&["config", "check"]).out.contains("still the example's are env_id, bao.addr\n"));
+}
+
+#[test]
+fn a_box_where_nothing_has_run_yet_is_told_what_comes_next() {
+    let home = Home::new();
+    let status: Value = serde_json::from_str(&home.run(&["status", "--format", "json"]).out).unwrap();
+    let note = status["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("nothing has run here yet: store a bootstrap grant"), "{note}");
+    assert!(home.run(&["status"]).out.contains("note        nothing has run here yet"));
+    home.run(&["tick"]);
+    assert!(!home.run(&["status"]).out.contains("nothing has run here yet"));
+}
+
+#[test]
 fn the_status_of_an_empty_box_is_that_and_makes_nothing() {
     let home = Home::new();
     let text = home.run(&["status"]);
@@ -289,6 +316,17 @@ fn what_is_no_grant_is_refused_and_the_stored_one_stays() {
     assert_eq!(ran.status, 1);
     assert!(ran.err.contains("it ended at 1970-01-01T00:16:40Z; ask tenancy for a new one"), "{}", ran.err);
     assert_eq!(fs::read_to_string(home.state_dir().join("bootstrap.jwt")).unwrap(), GRANT);
+    // {"env_id":"plant-8"}
+    let strange = "eyJhbGciOiJFZERTQSJ9.eyJlbnZfaWQiOiJwbGFudC04In0.c2ln";
+    let ran = home.run_with(&["bootstrap", "--grant-file", "-"], strange.as_bytes());
+    assert_eq!((ran.status, ran.out.as_str()), (1, ""));
+    let told = "it is for the environment \"plant-8\", and `env_id` of this box is \"plant-7\"; ";
+    assert!(ran.err.contains(told) && !ran.err.contains("eyJ"), "{}", ran.err);
+    assert_eq!(fs::read_to_string(home.state_dir().join("bootstrap.jwt")).unwrap(), GRANT);
+    // {}: nothing is known of it.
+    let silent = "eyJhbGciOiJFZERTQSJ9.e30.c2ln";
+    assert_eq!(home.run_with(&["bootstrap", "--grant-file", "-"], silent.as_bytes()).status, 0);
+    home.run_with(&["bootstrap", "--grant-file", "-"], GRANT.as_bytes());
     let ran = home.run(&["bootstrap", "--grant-file", "/nowhere/grant"]);
     assert_eq!(ran.status, 1);
     assert!(ran.err.contains("/nowhere/grant"), "{}", ran.err);

@@ -274,3 +274,125 @@ fn history_and_status_tell_a_tired_person_what_was_done_and_why() {
     );
     assert!(!status.contains("trouble"), "{status}");
 }
+
+fn last_entry(stand: &Stand) -> (usize, Value) {
+    let json = says(stand, &["history", "--format", "json"]);
+    let entries: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (entries.len(), entries.last().unwrap().clone())
+}
+
+fn status(stand: &Stand) -> (String, Value) {
+    let json = says(stand, &["status", "--format", "json"]);
+    (says(stand, &["status"]), serde_json::from_str(&json).unwrap())
+}
+
+/// A box that has deployed.
+fn deployed() -> Stand {
+    let stand = new_box(&secrets(), "");
+    stand.bootstrap();
+    stand.desire(1, "web:1.0", &[]);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    stand
+}
+
+#[test]
+fn a_hold_is_told_by_status_while_it_lasts_and_by_history_from_when_it_began() {
+    let stand = deployed();
+    assert!(says(&stand, &["history"]).starts_with("1 tick that did something, "));
+    stand.tenancy.hold(&stand.env_id, Some("freeze until Monday"));
+    for _ in 0..3 {
+        assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    }
+    let (count, last) = last_entry(&stand);
+    assert_eq!((count, &last["outcome"], &last["detail"]), (2, &json!("held"), &json!("freeze until Monday")));
+    let (text, json) = status(&stand);
+    assert!(text.contains("\nhold        since 20") && text.contains(" ago): freeze until Monday\n"), "{text}");
+    assert_eq!(json["hold"]["reason"], "freeze until Monday");
+    assert!(json["hold"]["since"].as_str().unwrap().ends_with('Z'), "{json}");
+
+    stand.tenancy.hold(&stand.env_id, None);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    let (text, json) = status(&stand);
+    assert!(!text.contains("hold") && json["hold"].is_null(), "{text}");
+    assert_eq!(last_entry(&stand).0, 2, "that it went is seen by what was done then");
+}
+
+/// A grant that OpenBao rejects.
+fn store_a_bad_grant(stand: &Stand) {
+    let mut claims = stand.tenancy.claims(&stand.env_id, 600);
+    claims["aud"] = json!("somebody-else");
+    fs::write(stand.config.state_dir.join("bootstrap.jwt"), stand.tenancy.sign(&claims)).unwrap();
+}
+
+#[test]
+fn a_tick_that_went_on_after_its_grant_was_rejected_says_so_in_the_history() {
+    let stand = deployed();
+    store_a_bad_grant(&stand);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    let (_, last) = last_entry(&stand);
+    assert_eq!(last["outcome"], "unchanged");
+    assert!(last["detail"].as_str().unwrap().contains("OpenBao rejected the bootstrap grant"), "{last}");
+    assert!(says(&stand, &["history"]).contains("what       OpenBao rejected the bootstrap grant"));
+}
+
+#[test]
+fn a_box_with_no_way_to_its_secrets_does_not_look_well_a_tick_later() {
+    let stand = new_box(&secrets(), "");
+    stand.bootstrap();
+    store_a_bad_grant(&stand);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(75));
+    for _ in 0..2 {
+        let ran = run(&stand, &["tick"]);
+        assert_eq!((ran.status.code(), ran.stdout.as_slice()), (Some(0), &b"idle\n"[..]));
+        let (text, json) = status(&stand);
+        assert_eq!(json["trouble"]["code"], "GRANT_REJECTED", "{text}");
+    }
+    // Another tick that fails for another reason hides nothing.
+    stand.tenancy.set_reachable(false);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(75));
+    stand.tenancy.set_reachable(true);
+    let (text, json) = status(&stand);
+    assert_eq!(
+        (&json["trouble"]["code"], &json["unsolved"][0]["code"]),
+        (&json!("TENANCY_UNREACHABLE"), &json!("GRANT_REJECTED"))
+    );
+    assert_eq!(text.matches("\ntrouble     ").count(), 2, "{text}");
+    // A grant that is taken ends it.
+    stand.bootstrap();
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    let (text, json) = status(&stand);
+    assert!(json["trouble"].is_null() && json["unsolved"] == json!([]) && !text.contains("trouble"), "{text}");
+}
+
+#[test]
+fn no_next_attempt_lies_in_the_past_and_what_is_over_is_not_told_as_if_it_were_not() {
+    let stand = deployed();
+    let fault = Fault::Fail(1, "no route to the registry".to_owned());
+    stand.docker.edit(|world| world.go_wrong("pull", Some(1), fault)).unwrap();
+    assert_eq!(run(&stand, &["tick", "--force"]).status.code(), Some(1));
+    let (text, json) = status(&stand);
+    assert!(text.contains("next attempt not before 20") && text.contains("PULL_FAILED in pull"), "{text}");
+    let attempt = |json: &Value| json["attempts"].as_object().unwrap().values().next().unwrap().clone();
+    assert!(attempt(&json)["next_at"].is_string(), "{json}");
+    stand.age(3600);
+    let (text, json) = status(&stand);
+    assert!(text.contains("1 failed; next attempt with the next tick"), "{text}");
+    assert!(attempt(&json)["next_at"].is_null(), "{json}");
+    // The applied release runs: nothing is tried again, and the failure is over.
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    let (text, json) = status(&stand);
+    assert!(!text.contains("PULL_FAILED") && !text.contains("attempt"), "{text}");
+    assert!(text.contains("last        failed at 20") && text.contains("is over"), "{text}");
+    assert_eq!((&json["last_error"], &json["attempts"]), (&Value::Null, &json!({})));
+}
+
+#[test]
+fn a_code_is_told_once_and_one_remedy_too() {
+    let stand = deployed();
+    stand.desire(0, "web:1.0", &[]);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(1));
+    for text in [says(&stand, &["history"]), says(&stand, &["status"])] {
+        assert_eq!(text.matches("ROLLBACK_REFUSED").count(), 1, "{text}");
+        assert_eq!(text.matches("agent.allow_rollback").count(), 1, "{text}");
+    }
+}

@@ -200,6 +200,37 @@ fn of_two_ticks_at_once_one_is_told_that_the_other_is_at_work() {
 }
 
 #[test]
+fn a_tick_that_was_killed_is_in_the_history_with_what_is_known_of_it() {
+    let stand = new_box();
+    stand.bootstrap();
+    let history = || {
+        let ran = start(&stand, &["history", "--format", "json"]).ended();
+        ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    stand.bao.fail_always(openbao::Call::Login, Some(Fault::Silence));
+    let killed = start(&stand, &["tick"]);
+    wait_until("it logs in", || !stand.bao.requests().is_empty());
+    let now = history();
+    assert_eq!((now.len(), &now[0]["outcome"], &now[0]["exit"]), (1, &Value::from("at_work"), &Value::Null), "{now:?}");
+    killed.signal(rustix::process::Signal::KILL);
+    drop(killed);
+    stand.bao.fail_always(openbao::Call::Login, None);
+
+    let dead = history().pop().unwrap();
+    assert_eq!((&dead["outcome"], &dead["why"]), (&Value::from("interrupted"), &Value::from("new sha")), "{dead}");
+    let detail = dead["detail"].as_str().unwrap();
+    assert!(detail.contains("it was killed, or the box went down, in stage token"), "{dead}");
+    assert!(detail.contains(" is desired "), "{dead}");
+    assert_eq!(dead["sha"].as_str().unwrap().len(), 64, "{dead}");
+    let replayed = start(&stand, &["replay", dead["recording"].as_str().unwrap()]).ended();
+    assert!(replayed.status == 0 && replayed.stdout.contains("not complete"), "{replayed:?}");
+
+    applied(&stand);
+    let all = history();
+    assert_eq!((all.len(), &all[1]["outcome"], &all[1]["sha"]), (2, &Value::from("applied"), &dead["sha"]), "{all:?}");
+}
+
+#[test]
 fn a_read_only_disk_is_told_nothing_is_called_and_the_next_tick_goes_on() {
     if !root() {
         return;
@@ -304,6 +335,25 @@ fn a_state_directory_of_another_user_is_left_alone_and_a_file_of_another_user_is
     let back = Command::new("chown").args(["-R", "0:0"]).arg(&state_dir).status().unwrap();
     assert!(back.success());
     applied(&stand);
+}
+
+#[test]
+fn a_configuration_that_may_not_be_read_is_told_with_what_to_do() {
+    if !root() {
+        return;
+    }
+    let stand = new_box();
+    let copy = stand.dir().join("agent");
+    fs::copy(EXE, &copy).unwrap();
+    fs::set_permissions(stand.dir(), Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(stand.config_file(), Permissions::from_mode(0o600)).unwrap();
+    let mut command = Command::new(&copy);
+    command.env_clear().arg("--config").arg(stand.config_file()).arg("status").uid(4321).gid(4321);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    let file = stand.config_file();
+    let told = format!("may not be read by this user; there is no secret in it: sudo chmod a+r {}", file.display());
+    assert!(output.status.code() == Some(78) && err.contains(&told), "{err}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use monky_deployd::effects::containers::{ContainerState, Health};
 use monky_deployd::effects::failure::Code;
 use monky_deployd::effects::policy::{Demand, Rule, Stance};
 use monky_deployd::effects::report::Outcome;
-use monky_deployd::effects::state::{Attempts, Cause, Goal, LastResult, Promotion, TokenSource};
+use monky_deployd::effects::state::{Attempts, Cause, Goal, Hold, LastError, LastResult, Promotion, TokenSource};
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Exit;
 use monky_deployd::fsm::{Boot, EDGES, Input, Level, Machine, StageName};
@@ -167,6 +167,172 @@ fn scenarios() -> Vec<Scenario> {
     all
 }
 
+fn held_for_an_hour() -> Boot {
+    change(running_a(), |boot| {
+        boot.state.hold = Some(Hold { reason: "freeze".to_owned(), since: NOW.plus_s(-3600) });
+    })
+}
+
+/// A box that knows of such troubles for an hour, the newest first.
+fn troubled(boot: Boot, troubles: &[(Code, StageName)]) -> Boot {
+    change(boot, |boot| {
+        let trouble = |(code, phase): &(Code, StageName)| LastError {
+            code: *code,
+            phase: phase.as_str().to_owned(),
+            detail: "since an hour".to_owned(),
+            at: NOW.plus_s(-3600),
+        };
+        let mut all = troubles.iter().map(trouble);
+        boot.state.trouble = all.next();
+        boot.state.unsolved = all.collect();
+    })
+}
+
+/// A box without a token that has spent its leases.
+fn locked_out() -> Boot {
+    change(running_a(), |boot| {
+        boot.local.token = None;
+        boot.state.token = None;
+        boot.state.leases = (1..=5).map(|m| NOW.plus_s(-600 * m)).rev().collect();
+    })
+}
+
+#[test]
+fn a_trouble_stays_until_what_it_is_about_is_over() {
+    use Code::*;
+    use StageName::{Bundle, Checkin, Pull, Secrets, Token};
+    let unchanged = || Script::default().desired("a", 1);
+    let nothing = || Script::default().next(Event::CheckedIn(Ok(Desired { desired_sha: None, hold: None })));
+    let held = || {
+        let desired = Desired { desired_sha: Some(sha("b")), hold: Some("freeze".to_owned()) };
+        Script::default().next(Event::CheckedIn(Ok(desired)))
+    };
+    let away = || Script::default().next(Event::CheckedIn(Err(unreachable())));
+    let grant = |seconds: Option<i64>| {
+        change(locked_out(), |boot| {
+            let expires_at = seconds.map(|s| NOW.plus_s(s));
+            boot.local.grant = Some(GrantFacts { expires_at, role: None });
+        })
+    };
+    let no_token = || change(locked_out(), |boot| boot.state.leases.clear());
+    let refused = || Script::default().next(Event::BundleFetched(Err(BundleFault::Refused(refusal(BundleInvalid)))));
+    let pull_fails = || Script::default().next(Event::Pulled(Err(refused_run("no"))));
+    let no_pull = || Script::default().next(Event::Pulled(Err(RunFault::Unavailable { detail: said("no daemon") })));
+    let sealed_now = || Script::default().next(Event::TokenLookedUp(Err(sealed())));
+    /// Why; the box; its troubles before; what happens; their codes after.
+    type Case = (&'static str, Boot, &'static [(Code, StageName)], Script, &'static [Code]);
+    let mut table: Vec<Case> = vec![
+        ("it answered", running_a(), &[(TenancyUnreachable, Checkin)], unchanged(), &[]),
+        ("it answered, with nothing", running_a(), &[(TenancyError, Checkin)], nothing(), &[]),
+        ("it is away now", running_a(), &[(TenancyError, Checkin)], away(), &[TenancyUnreachable]),
+        ("no bundle is wanted", running_a(), &[(TenancyError, Bundle)], unchanged(), &[]),
+        ("nor here", running_a(), &[(DockerUnavailable, Bundle)], nothing(), &[]),
+        ("it is wanted later", running_a(), &[(DockerUnavailable, Pull)], held(), &[DockerUnavailable]),
+        (
+            "nobody could look",
+            running_a(),
+            &[(DockerUnavailable, Pull)],
+            away(),
+            &[TenancyUnreachable, DockerUnavailable],
+        ),
+        ("it came past that", running_a(), &[(DockerUnavailable, Bundle)], pull_fails(), &[]),
+        ("it came just there", running_a(), &[(DockerUnavailable, Pull)], pull_fails(), &[]),
+        ("it did not come there", running_a(), &[(DockerUnavailable, Pull)], refused(), &[DockerUnavailable]),
+        ("applied", running_a(), &[(DockerUnavailable, Pull), (BaoUnavailable, Token)], Script::default(), &[]),
+        ("the same again", running_a(), &[(DockerUnavailable, Pull)], no_pull(), &[DockerUnavailable]),
+        ("the same elsewhere", running_a(), &[(DockerUnavailable, StageName::Up)], no_pull(), &[DockerUnavailable]),
+        ("one passed, one new", running_a(), &[(BaoUnavailable, Secrets)], no_pull(), &[DockerUnavailable]),
+        (
+            "one before the other",
+            running_a(),
+            &[(DockerUnavailable, Pull)],
+            sealed_now(),
+            &[BaoUnavailable, DockerUnavailable],
+        ),
+        ("no lease yet", locked_out(), &[(LeaseRateLimited, Token)], unchanged(), &[LeaseRateLimited]),
+        ("nor with nothing to do", locked_out(), &[(LeaseRateLimited, Token)], nothing(), &[LeaseRateLimited]),
+        ("nor under a hold", locked_out(), &[(LeaseRateLimited, Token)], held(), &[LeaseRateLimited]),
+        ("nor after a refusal", locked_out(), &[(LeaseRateLimited, Token)], refused(), &[LeaseRateLimited]),
+        (
+            "nor when tenancy is away",
+            locked_out(),
+            &[(LeaseRateLimited, Token)],
+            away(),
+            &[TenancyUnreachable, LeaseRateLimited],
+        ),
+        (
+            "it is back, the leases are not",
+            locked_out(),
+            &[(TenancyUnreachable, Checkin), (LeaseRateLimited, Token)],
+            unchanged(),
+            &[LeaseRateLimited],
+        ),
+        ("leases are free", no_token(), &[(LeaseRateLimited, Token)], unchanged(), &[]),
+        ("a grant lives", grant(Some(60)), &[(LeaseRateLimited, Token)], unchanged(), &[]),
+        ("a grant without an end", grant(None), &[(LeaseRateLimited, Token)], unchanged(), &[]),
+        ("a grant is over", grant(Some(-60)), &[(LeaseRateLimited, Token)], unchanged(), &[LeaseRateLimited]),
+        ("a grant ends now", grant(Some(1)), &[(LeaseRateLimited, Token)], unchanged(), &[LeaseRateLimited]),
+        ("no grant was taken", no_token(), &[(GrantRejected, Token)], unchanged(), &[GrantRejected]),
+        ("a token is there", running_a(), &[(GrantRejected, Token)], unchanged(), &[]),
+        ("openbao speaks", running_a(), &[(BaoUnavailable, Secrets)], unchanged(), &[]),
+        (
+            "openbao is silent",
+            running_a(),
+            &[(BaoUnavailable, Token)],
+            unchanged().next(Event::TokenLookedUp(Err(sealed()))),
+            &[BaoUnavailable],
+        ),
+        ("openbao cannot be asked", no_token(), &[(BaoUnavailable, Token)], unchanged(), &[BaoUnavailable]),
+        (
+            "openbao speaks, and more is wrong",
+            running_a(),
+            &[(TenancyUnreachable, Checkin), (BaoUnavailable, Token)],
+            unchanged(),
+            &[],
+        ),
+    ];
+    table.push((
+        "a new grant waits",
+        change(locked_out(), |boot| boot.local.bootstrap = true),
+        &[(LeaseRateLimited, Token)],
+        away(),
+        &[TenancyUnreachable],
+    ));
+    table.push((
+        "finished without tenancy",
+        interrupted_b(),
+        &[(TenancyUnreachable, Checkin)],
+        away(),
+        &[TenancyUnreachable],
+    ));
+    for (why, boot, before, script, after) in table {
+        let t = run(troubled(boot, before), script);
+        let found: Vec<Code> = t.state.troubles().map(|trouble| trouble.code).collect();
+        assert_eq!(found, after, "{why}:\n{}", t.text);
+        for trouble in t.state.troubles() {
+            let (code, phase) = (trouble.code, trouble.phase.as_str());
+            let known = before.iter().any(|(known, at)| *known == code && at.as_str() == phase);
+            assert_eq!(trouble.at == NOW.plus_s(-3600), known, "{why}: since when\n{}", t.text);
+        }
+    }
+}
+
+#[test]
+fn a_tick_that_knows_nothing_new_keeps_every_trouble() {
+    let troubles = [(Code::TenancyUnreachable, StageName::Checkin), (Code::DockerUnavailable, StageName::Pull)];
+    let boot = change(troubled(running_a(), &troubles), |boot| boot.settings.laptop_mode = true);
+    let t = run(boot.clone(), Script::default().next(Event::CheckedIn(Err(unreachable()))));
+    assert_eq!((t.done.word.as_str(), t.state), ("offline", boot.state));
+}
+
+#[test]
+fn a_trouble_of_a_stage_that_nobody_knows_is_over() {
+    let boot = change(troubled(locked_out(), &[(Code::LeaseRateLimited, StageName::Token)]), |boot| {
+        boot.state.trouble.as_mut().unwrap().phase = "of another version".to_owned();
+    });
+    assert_eq!(run(boot, Script::default().desired("a", 1)).state.trouble, None);
+}
+
 fn checkin() -> Vec<Scenario> {
     let attempts = |quarantined: bool, next_s: i64| {
         change(running_a(), |boot| {
@@ -199,8 +365,57 @@ fn checkin() -> Vec<Scenario> {
             Script::default()
                 .next(Event::CheckedIn(Ok(Desired { desired_sha: Some(sha("b")), hold: Some("freeze".to_owned()) }))),
             |t| {
-                assert_eq!(t.names(), [OpName::Checkin]);
+                assert_eq!(t.names(), [OpName::Checkin, OpName::SaveState]);
                 assert_eq!((t.done.exit, t.done.word.as_str()), (Exit::Ok, "held"));
+                assert_eq!(t.state.hold, Some(Hold { reason: "freeze".to_owned(), since: NOW.plus_s(1) }));
+            },
+        ),
+        scenario(
+            "a_hold_that_goes_on_is_remembered_from_its_begin_with_its_newest_reason",
+            held_for_an_hour(),
+            Script::default()
+                .next(Event::CheckedIn(Ok(Desired { desired_sha: None, hold: Some("another freeze".to_owned()) }))),
+            |t| {
+                assert_eq!(t.names(), [OpName::Checkin, OpName::SaveState]);
+                assert_eq!(t.state.hold, Some(Hold { reason: "another freeze".to_owned(), since: NOW.plus_s(-3600) }));
+            },
+        ),
+        scenario(
+            "the_same_hold_is_not_written_twice",
+            held_for_an_hour(),
+            Script::default()
+                .next(Event::CheckedIn(Ok(Desired { desired_sha: None, hold: Some("freeze".to_owned()) }))),
+            |t| assert_eq!(t.names(), [OpName::Checkin]),
+        ),
+        scenario(
+            "a_hold_that_is_taken_back_is_forgotten",
+            held_for_an_hour(),
+            Script::default().desired("a", 1),
+            |t| {
+                assert_eq!((t.names(), t.done.word.as_str()), (vec![OpName::Checkin, OpName::SaveState], "unchanged"));
+                assert_eq!(t.state.hold, None);
+            },
+        ),
+        scenario(
+            "a_hold_is_remembered_while_tenancy_is_out_of_reach",
+            held_for_an_hour(),
+            Script::default().next(Event::CheckedIn(Err(unreachable()))),
+            |t| assert!(t.state.hold.is_some()),
+        ),
+        scenario(
+            "a_forced_apply_that_failed_is_over_when_the_box_runs_what_is_desired",
+            change(running_a(), |boot| {
+                boot.options.force = true;
+                let failed =
+                    run(boot.clone(), Script::default().desired("a", 1).next(Event::Pulled(Err(refused_run("no")))));
+                failed_with(&failed, Code::PullFailed);
+                assert!(failed.state.attempts.contains_key(&sha("a")) && failed.state.last_error.is_some());
+                (boot.state, boot.options.force, boot.now) = (failed.state, false, NOW.plus_s(60));
+            }),
+            Script::default().desired("a", 1),
+            |t| {
+                assert_eq!((t.names(), t.done.word.as_str()), (vec![OpName::Checkin, OpName::SaveState], "unchanged"));
+                assert!(t.state.attempts.is_empty() && t.state.last_error.is_none(), "{:?}", t.state);
             },
         ),
         scenario(
@@ -336,7 +551,8 @@ fn checkin() -> Vec<Scenario> {
             Script::default()
                 .next(Event::CheckedIn(Ok(Desired { desired_sha: Some(sha("b")), hold: Some("freeze".to_owned()) }))),
             |t| {
-                assert_eq!(t.names(), [OpName::Checkin]);
+                assert_eq!(t.names(), [OpName::Checkin, OpName::SaveState]);
+                assert!(t.state.unfinished.is_some());
             },
         ),
         scenario(
@@ -826,10 +1042,19 @@ fn token_rule() -> Vec<Scenario> {
         scenario(
             "a_lease_whose_answer_is_lost_is_counted",
             no_token(),
-            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(unreachable())))),
+            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(lost())))),
             |t| {
                 deferred_with(t, Code::TenancyUnreachable);
                 assert_eq!(t.state.leases.len(), 1);
+            },
+        ),
+        scenario(
+            "a_lease_that_never_left_the_box_costs_no_budget",
+            no_token(),
+            Script::default().next(Event::LeaseAnswered(Err(LeaseFault::Call(unreachable())))),
+            |t| {
+                deferred_with(t, Code::TenancyUnreachable);
+                assert_eq!((t.count(OpName::AskLease), t.state.leases.len()), (1, 0));
             },
         ),
         scenario(

@@ -11,8 +11,9 @@ use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::clock::Clock;
+use crate::drivers::http::one_line;
 use crate::drivers::store::Store;
-use crate::drivers::tenancy::ends;
+use crate::drivers::tenancy::{ends, environment};
 use crate::drivers::vault::Vault;
 
 /// The largest grant (bytes).
@@ -37,6 +38,15 @@ pub fn run(config: &Config, file: &Path) -> u8 {
     }
     if let Some(end) = ends(grant.trim()).filter(|end| *end <= Clock::start().now()) {
         eprintln!("the grant was not stored: it ended at {}; ask tenancy for a new one", moment(end));
+        return exit::FAILED;
+    }
+    let ours = &config.settings.env_id;
+    if let Some(other) = environment(grant.trim()).filter(|named| named != ours) {
+        eprintln!(
+            "the grant was not stored: it is for the environment {:?}, and `env_id` of this box is {ours:?}; ask tenancy for a \
+             grant for {ours:?}, or mend `env_id`",
+            one_line(&other, 100)
+        );
         return exit::FAILED;
     }
     let store = match Store::open(&config.state_dir, Arc::new(Vault::default())) {

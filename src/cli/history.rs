@@ -6,20 +6,25 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::check::tick_at_work;
 use super::words::{moment, why};
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::record::Line;
-use crate::drivers::replay::Recording;
-use crate::effects::Event;
-use crate::fsm::StageName;
+use crate::drivers::replay::{Recording, notes};
+use crate::effects::failure::Code;
+use crate::effects::state::Cause;
+use crate::effects::{Effect, Event, Op, Sha, counted};
+use crate::fsm::faults::{DETAIL, clip};
+use crate::fsm::stages::cause;
+use crate::fsm::{Level, StageName};
 
 /// One tick that did something. Its shape is in the README.
 #[derive(Debug, Serialize)]
 struct Entry {
     /// When it began.
     at: String,
-    /// `applied`, `failed`, …; `interrupted` if it did not end.
+    /// `applied`, `failed`, …; `interrupted` if it did not end, `at_work` if it has not ended yet.
     outcome: String,
     exit: Option<u8>,
     sha: Option<String>,
@@ -47,13 +52,18 @@ pub fn run(config: &Config, as_json: bool) -> u8 {
             return exit::FAILED;
         }
     };
-    let mut entries = Vec::new();
+    let mut entries: Vec<Entry> = Vec::new();
+    let at_work = tick_at_work(&config.state_dir);
     for file in files {
         let read = File::open(&file).map_err(Into::into).and_then(|open| Recording::read(BufReader::new(open)));
         match read {
             Ok(recording) => entries.push(entry(&recording, file)),
             Err(error) => eprintln!("{}: {error}", file.display()),
         }
+    }
+    if let Some(last) = entries.last_mut().filter(|last| last.exit.is_none() && at_work) {
+        last.outcome = "at_work".to_owned();
+        last.detail = "this tick has not ended yet".to_owned();
     }
     if as_json {
         for entry in &entries {
@@ -65,7 +75,7 @@ pub fn run(config: &Config, as_json: bool) -> u8 {
     } else if entries.is_empty() {
         println!("no tick has done anything yet");
     } else {
-        println!("{} ticks that did something, oldest first, in UTC:\n", entries.len());
+        println!("{} that did something, oldest first, in UTC:\n", counted(entries.len(), "tick"));
         for entry in &entries {
             println!("{}", text(entry));
         }
@@ -102,15 +112,27 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
         *spent = end.saturating_sub(entered);
     }
     let done = recording.done();
-    let incomplete = recording.cut().unwrap_or("its recording has no end");
+    let of_what = about(recording);
+    let detail = match done {
+        Some(done) if !done.detail.is_empty() => done.detail.clone(),
+        // It went well in the end; what did not on the way is said in its warnings.
+        Some(_) => said(recording, Level::Warn),
+        None => {
+            let why = recording.cut().unwrap_or("it was killed, or the box went down");
+            let stage = stages.last().map(|(stage, _)| format!(", in stage {stage}")).unwrap_or_default();
+            let said = said(recording, Level::Info);
+            let said = if said.is_empty() { said } else { format!("; {said}") };
+            format!("it did not come to its end: {why}{stage}{said}")
+        }
+    };
     Entry {
         at: moment(recording.boot.now),
         outcome: done.map_or("interrupted".to_owned(), |done| done.word.clone()),
         exit: done.map(|done| done.exit.status()),
-        sha: done.and_then(|done| done.sha.as_ref()).map(|sha| sha.to_string()),
+        sha: done.map_or(of_what.as_ref().map(|(sha, _)| sha), |done| done.sha.as_ref()).map(|sha| sha.to_string()),
         code: done.and_then(|done| done.code).map(|code| code.as_str()),
-        why: done.and_then(|done| done.cause).map(why),
-        detail: done.map_or(incomplete.to_owned(), |done| done.detail.clone()),
+        why: done.map_or(of_what.as_ref().map(|(_, cause)| *cause), |done| done.cause).map(why),
+        detail,
         remedy: done.and_then(|done| done.code).map(|code| code.remedy()),
         leases,
         duration_ms: end,
@@ -119,9 +141,36 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
     }
 }
 
-/// A detail without the remedy, where that is told by itself.
-pub fn without_remedy(detail: &str, remedy: Option<&str>) -> String {
-    remedy.map_or(detail.to_owned(), |remedy| detail.replace(&format!(" -> {remedy}"), ""))
+/// What a tick without an end was about: the bundle, and why it was deployed.
+fn about(recording: &Recording) -> Option<(Sha, Cause)> {
+    let boot = &recording.boot;
+    recording.lines.iter().rev().find_map(|(_, line)| match line {
+        Line::Effect { stage: StageName::Up, effect: Effect { op: Op::SaveState(save), .. }, .. } => {
+            save.state.unfinished.as_ref().map(|goal| match &goal.instead_of {
+                Some(failed) => (failed.sha.clone(), failed.cause),
+                None => (goal.sha.clone(), goal.cause),
+            })
+        }
+        Line::Effect { effect: Effect { op: Op::FetchBundle(fetch), .. }, .. } => {
+            Some((fetch.sha.clone(), cause(&boot.state, &boot.local, &fetch.sha)))
+        }
+        Line::Header { .. } | Line::Effect { .. } | Line::Event { .. } | Line::Outcome { .. } | Line::Cut { .. } => {
+            None
+        }
+    })
+}
+
+/// What the machine had to say to the journal, from this level on. The line that only repeats the end is not among it.
+fn said(recording: &Recording, least: Level) -> String {
+    let mut notes = notes(recording);
+    if recording.done().is_some() {
+        notes.retain(|note| note.level != Level::Error);
+    }
+    let texts: Vec<String> = notes.into_iter().filter(|note| note.level >= least).map(|note| note.text).collect();
+    // What to do about the tick's own end has a line of its own; this is about what the tick got over.
+    let text =
+        Code::ALL.iter().fold(texts.join("; "), |text, code| text.replace(&format!(" -> {}", code.remedy()), ""));
+    clip(&text, DETAIL)
 }
 
 /// For a tired person: what, why, what to do, and where to look further.
@@ -135,7 +184,9 @@ fn text(entry: &Entry) -> String {
     let mut lines = vec![format!("{}  {}{sha}{code} in {}{why}", entry.at, entry.outcome, seconds(entry.duration_ms))];
     let mut row = |label: &str, text: &str| lines.push(format!("    {label:<9}  {text}"));
     if !entry.detail.is_empty() {
-        row("what", &without_remedy(&entry.detail, entry.remedy).replace('\n', "\n               "));
+        let code = Code::ALL.iter().find(|code| Some(code.as_str()) == entry.code);
+        let bare = code.map_or_else(|| entry.detail.clone(), |code| code.bare(&entry.detail));
+        row("what", &bare.replace('\n', "\n               "));
     }
     if let Some(remedy) = entry.remedy {
         row("to do", remedy);

@@ -215,8 +215,17 @@ fn run(cli: Cli) -> u8 {
             print!("{}", config.show());
             exit::OK
         }),
-        Command::Config { command: ConfigCommand::Check } => configured(&|_| {
-            println!("{}: ok", file.display());
+        Command::Config { command: ConfigCommand::Check } => configured(&|config| {
+            let examples = config.examples();
+            if examples.is_empty() {
+                println!("{}: ok", file.display());
+            } else {
+                println!(
+                    "{}: valid, but not yet of this box: still the example's are {}",
+                    file.display(),
+                    examples.join(", ")
+                );
+            }
             println!("whether the files and servers that it names are there is told by `monky-deployd check`");
             exit::OK
         }),

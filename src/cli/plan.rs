@@ -14,7 +14,7 @@ use crate::effects::manifest::Manifest;
 use crate::effects::model::Service;
 use crate::effects::state::{Applied, State, TokenSource};
 use crate::effects::{
-    BundleFacts, Effect, Event, GrantName, Kind, Op, OpName, Sha, Stamp, TokenFacts, TokenName, ValueUse,
+    BundleFacts, Effect, Event, GrantName, Kind, Op, OpName, Sha, Stamp, TokenFacts, TokenName, ValueUse, counted,
 };
 use crate::fsm::stages::Done;
 use crate::fsm::{Boot, Input, Level, Machine, Note, StageName, retry};
@@ -399,17 +399,20 @@ fn says(op: &Op, machine: &Machine, now: Stamp) -> String {
         }
         Op::WriteRelease(write) => {
             let registry = if write.registry.is_some() { ", with a registry credential" } else { "" };
-            format!(".env with {} variables, the override, docker/config.json{registry}", write.variables.len())
+            format!(
+                ".env with {}, the override, docker/config.json{registry}",
+                counted(write.variables.len(), "variable")
+            )
         }
         Op::CheckCompose(_) => "have Compose check the complete release".to_owned(),
         Op::Pull(pull) => format!("pull the images of {} (at most {} s)", short(&pull.sha), pull.timeout_s),
         Op::Promote(promote) => format!("point `current` at {}", short(&promote.sha)),
         Op::Up(up) => format!("bring {} up (at most {} s, health included)", short(&up.sha), up.timeout_s),
         Op::Inspect(_) => "look at the project's containers".to_owned(),
-        Op::ReadLogs(logs) => format!("read the end of {} logs", logs.containers.len()),
+        Op::ReadLogs(logs) => format!("read the end of {}", counted(logs.containers.len(), "log")),
         Op::WaitUntil(wait) => format!("wait {} ms: {}", wait.until.since_ms(now), wait.reason),
         Op::SaveState(save) => {
-            let until = save.state.attempts.values().filter_map(|tried| tried.next_at).max();
+            let until = save.state.attempts.values().filter_map(|tried| tried.next_at).filter(|at| *at > now).max();
             let next = until.map(|at| format!("; next attempt not before {}", moment(at))).unwrap_or_default();
             format!("write state.json{next}")
         }
@@ -423,6 +426,8 @@ fn says(op: &Op, machine: &Machine, now: Stamp) -> String {
             let keep: Vec<&str> = prune.keep.iter().map(short).collect();
             format!("remove release folders but {}", keep.join(", "))
         }
-        Op::RemoveImages(remove) => format!("remove {} images of this agent that nothing needs", remove.ids.len()),
+        Op::RemoveImages(remove) => {
+            format!("remove {} of this agent that nothing needs", counted(remove.ids.len(), "image"))
+        }
     }
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::history::without_remedy;
 use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::clock::Clock;
+use crate::effects::failure::Code;
 use crate::effects::state::{Attempts, LastError, LastResult, State, TokenSource};
 use crate::effects::{LocalFacts, Sha, Stamp};
 use crate::fsm::retry;
@@ -27,6 +27,8 @@ struct Status {
     last_at: Option<Moment>,
     last_error: Option<ErrorStatus>,
     trouble: Option<ErrorStatus>,
+    unsolved: Vec<ErrorStatus>,
+    hold: Option<HoldStatus>,
     token: Option<TokenStatus>,
     bootstrap_waits: bool,
     leases_last_hour: usize,
@@ -80,6 +82,13 @@ struct ErrorStatus {
 }
 
 #[derive(Debug, Serialize)]
+struct HoldStatus {
+    /// In tenancy's words.
+    reason: String,
+    since: Moment,
+}
+
+#[derive(Debug, Serialize)]
 struct TokenStatus {
     source: TokenSource,
     accessor: Option<String>,
@@ -106,6 +115,14 @@ pub fn run(config: &Config, json: bool) -> u8 {
         }
     };
     let mut notes = loaded.notes;
+    if !config.state_dir.join("lock").exists() {
+        notes.push(format!(
+            "nothing has run here yet: store a bootstrap grant (`monky-deployd bootstrap --grant-file FILE`, as the agent's \
+             user), then start the timer (`sudo systemctl enable --now monky-deployd.timer`); `monky-deployd check` says \
+             what is missing ({} is where the agent keeps its state)",
+            config.state_dir.display()
+        ));
+    }
     if loaded.local.disk_full {
         notes.push("no space is left where the state is kept: what a tick does cannot be written down".to_owned());
     }
@@ -134,8 +151,10 @@ fn error(error: &LastError) -> ErrorStatus {
     }
 }
 
-fn attempt(tried: &Attempts) -> AttemptStatus {
-    AttemptStatus { failed: tried.count, next_at: tried.next_at.map(Moment), quarantined: tried.quarantined }
+fn attempt(tried: &Attempts, now: Stamp) -> AttemptStatus {
+    // A moment that is over says nothing of what comes next; nor does one that a clock which went back made.
+    let next_at = tried.next_at.filter(|at| *at > now).map(|at| Moment(retry::clamp_next(at, now)));
+    AttemptStatus { failed: tried.count, next_at, quarantined: tried.quarantined }
 }
 
 fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<String>, now: Stamp) -> Status {
@@ -164,11 +183,13 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
         last_at: state.last_at.map(Moment),
         last_error: state.last_error.as_ref().map(error),
         trouble: state.trouble.as_ref().map(error),
+        unsolved: state.unsolved.iter().map(error).collect(),
+        hold: state.hold.as_ref().map(|hold| HoldStatus { reason: hold.reason.clone(), since: Moment(hold.since) }),
         token,
         bootstrap_waits: local.bootstrap,
         leases_last_hour: state.leases.len(),
         next_lease_at: retry::lease_free_at(&state.leases, state.lease_not_before, now).map(Moment),
-        attempts: state.attempts.iter().map(|(sha, tried)| (sha.clone(), attempt(tried))).collect(),
+        attempts: state.attempts.iter().map(|(sha, tried)| (sha.clone(), attempt(tried, now))).collect(),
         reports_waiting: local.outbox.len() + usize::from(state.outcome.is_some()),
         docker_version: state.docker.as_ref().map(|docker| docker.engine.clone()),
         compose_version: state.docker.map(|docker| docker.compose),
@@ -179,7 +200,10 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
 /// For a tired person: what runs, what is wrong, what comes next.
 fn text(status: &Status) -> String {
     let when = |at: &Moment| at.seen_from(status.now);
-    let bare = |error: &ErrorStatus| without_remedy(&error.detail, Some(error.remedy));
+    let bare = |error: &ErrorStatus| match Code::ALL.iter().find(|code| code.as_str() == error.code) {
+        Some(code) => code.bare(&error.detail),
+        None => error.detail.clone(),
+    };
     let mut lines = vec![format!("{} (monky-deployd {})", status.env_id, status.agent_version)];
     lines.push(match &status.applied {
         Some(applied) => {
@@ -188,6 +212,10 @@ fn text(status: &Status) -> String {
         }
         None => "applied     nothing yet".to_owned(),
     });
+    if let Some(hold) = &status.hold {
+        lines.push(format!("hold        since {}: {}", when(&hold.since), hold.reason));
+        lines.push("            nothing is deployed until tenancy takes it back".to_owned());
+    }
     if let Some(current) = &status.current
         && status.applied.as_ref().is_none_or(|applied| applied.sha != *current)
     {
@@ -202,13 +230,17 @@ fn text(status: &Status) -> String {
             LastResult::Failed => "failed",
             LastResult::RolledBack => "failed, rolled back",
         };
-        lines.push(format!("last        {result} at {}", when(at)));
+        let over = match (status.last_result, &status.last_error) {
+            (Some(LastResult::Failed | LastResult::RolledBack), None) => ", which is over: it runs what is desired",
+            _ => "",
+        };
+        lines.push(format!("last        {result} at {}{over}", when(at)));
     }
     if let Some(error) = &status.last_error {
         lines.push(format!("error       {} in {} at {}: {}", error.code, error.phase, when(&error.at), bare(error)));
         lines.push(format!("            to do: {}", error.remedy));
     }
-    if let Some(trouble) = &status.trouble {
+    for trouble in status.trouble.iter().chain(&status.unsolved) {
         lines.push(format!("trouble     {} since {}: {}", trouble.code, when(&trouble.at), bare(trouble)));
         lines.push(format!("            to do: {}", trouble.remedy));
     }
@@ -216,6 +248,7 @@ fn text(status: &Status) -> String {
         let next = match (&tried.next_at, tried.quarantined) {
             (_, true) => "left alone until another bundle is desired, or `tick --force`".to_owned(),
             (Some(at), false) => format!("next attempt not before {}", when(at)),
+            (None, false) if status.hold.is_some() => "next attempt after the hold".to_owned(),
             (None, false) => "next attempt with the next tick".to_owned(),
         };
         lines.push(format!("attempts    {}: {} failed; {next}", sha.short(), tried.failed));

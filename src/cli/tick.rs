@@ -13,14 +13,14 @@ use crate::drivers::Driver;
 use crate::drivers::clock::{Cancel, Clock};
 use crate::drivers::dry_run::DryRun;
 use crate::drivers::record::{self, Recorder};
-use crate::drivers::run_loop::{self, Ended};
+use crate::drivers::run_loop::{self, Ended, Watch};
 use crate::drivers::store::{Store, StoreError};
 use crate::drivers::vault::Vault;
 use crate::drivers::world::World;
-use crate::effects::Stamp;
 use crate::effects::failure::Code;
+use crate::effects::{Effect, Stamp};
 use crate::fsm::stages::{Done, Exit};
-use crate::fsm::{Boot, Note, Options};
+use crate::fsm::{Boot, Input, Machine, Note, Options, StageName};
 
 /// Runs a tick and gives the exit status.
 pub fn run(config: Config, args: &Tick) -> u8 {
@@ -43,11 +43,11 @@ pub fn run(config: Config, args: &Tick) -> u8 {
         Ok(boot) => boot,
         Err(status) => return status,
     };
-    let (began, seed) = (boot.now, boot.seed);
+    let (name, seed) = (format!("{:015}.jsonl", boot.now.0), boot.seed);
     let world = World::new(config, store, vault, clock, cancel, seed);
     // One that is asked for by name is whole, whatever its size.
     let whole = args.record.as_ref().map(|_| Recorder::new(usize::MAX));
-    let mut watch = (Journal, (Recorder::new(record::LARGEST), whole));
+    let mut watch = (Journal, (Traced::new(&world, name), whole));
     let ended = run_loop::run(boot, &world, &mut watch);
     let (done, status) = match &ended {
         Ended::Done(done) => {
@@ -58,8 +58,8 @@ pub fn run(config: Config, args: &Tick) -> u8 {
             (None, end(&early("interrupted", None, "asked to end; the next tick goes on from here"), args.format))
         }
     };
-    let (_, (recorder, whole)) = watch;
-    keep(&world, recorder, done, began);
+    let (_, (traced, whole)) = watch;
+    traced.keep(done);
     if let (Some(whole), Some(file)) = (whole, &args.record) {
         write(file, &whole.finish(done, world.now()));
     }
@@ -82,15 +82,54 @@ fn boot(config: &Config, args: &Tick, store: &Store, clock: &Clock) -> Result<Bo
     })
 }
 
-/// Keeps the recording of a tick that did something.
-fn keep(world: &World, recorder: Recorder, done: Option<&Done>, began: Stamp) {
-    if !recorder.is_worth_keeping(done) {
-        return;
+/// A recorder whose recording lies on the disk from the first change on, stage by stage: a tick that is killed leaves it.
+struct Traced<'a> {
+    world: &'a World,
+    name: String,
+    recorder: Recorder,
+    /// The stage in which it was last written.
+    written: Option<StageName>,
+}
+
+impl<'a> Traced<'a> {
+    fn new(world: &'a World, name: String) -> Traced<'a> {
+        Traced { world, name, recorder: Recorder::new(record::LARGEST), written: None }
     }
-    let text = recorder.finish(done, world.now());
-    let name = format!("{:015}.jsonl", began.0);
-    if let Err(fault) = world.store().save_recording(&name, text.as_bytes(), record::KEPT) {
-        journal::say(&Note::warn(format!("the recording of this tick could not be kept: {}", fault.detail)));
+
+    /// Keeps the recording of a tick that did something.
+    fn keep(self, done: Option<&Done>) {
+        let store = self.world.store();
+        let kept = if self.recorder.is_worth_keeping(done) {
+            let text = self.recorder.finish(done, self.world.now());
+            store.save_recording(&self.name, text.as_bytes(), record::KEPT)
+        } else if self.written.is_some() {
+            store.drop_recording(&self.name)
+        } else {
+            Ok(())
+        };
+        if let Err(fault) = kept {
+            journal::say(&Note::warn(format!("the recording of this tick could not be kept: {}", fault.detail)));
+        }
+    }
+}
+
+impl Watch for Traced<'_> {
+    fn boots(&mut self, boot: &Boot) {
+        self.recorder.boots(boot);
+    }
+
+    fn asks(&mut self, machine: &Machine, effect: &Effect, now: Stamp) {
+        self.recorder.asks(machine, effect, now);
+        let stage = machine.stage();
+        if self.recorder.acted() && self.written != Some(stage) {
+            self.written = Some(stage);
+            // What cannot be written now is told at the end.
+            let _ = self.world.store().save_recording(&self.name, self.recorder.so_far().as_bytes(), record::KEPT);
+        }
+    }
+
+    fn hears(&mut self, input: &Input) {
+        self.recorder.hears(input);
     }
 }
 

@@ -233,6 +233,14 @@ impl Config {
         }
     }
 
+    /// The required keys that still have the example's value. An `env_id` alone may well be called so.
+    pub fn examples(&self) -> Vec<&'static str> {
+        let required = keys::KEYS.iter().filter(|key| key.default == keys::Absent::Required);
+        let still = |key: &&keys::Key| self.values.0.get(key.name).is_some_and(|value| value == key.example);
+        let all: Vec<&str> = required.filter(still).map(|key| key.name).collect();
+        if all == ["env_id"] { Vec::new() } else { all }
+    }
+
     /// The effective configuration, every key that has a value, as a file that reads back as the same configuration.
     pub fn show(&self) -> String {
         keys::sheet(
@@ -248,7 +256,9 @@ impl Config {
 fn read_capped(path: &Path) -> Result<String, String> {
     let told = |e: io::Error| match e.kind() {
         io::ErrorKind::NotFound => "no such file; write one, or name another with --config".to_owned(),
-        io::ErrorKind::PermissionDenied => "may not be read by this user".to_owned(),
+        io::ErrorKind::PermissionDenied => {
+            format!("may not be read by this user; there is no secret in it: sudo chmod a+r {}", path.display())
+        }
         io::ErrorKind::IsADirectory => "is a directory; the configuration is one file".to_owned(),
         _ => format!("cannot be read: {e}"),
     };

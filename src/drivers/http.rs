@@ -31,7 +31,7 @@ use ureq::unversioned::transport::Connector as _;
 use ureq::{Agent, Body, Timeout};
 use zeroize::Zeroizing;
 
-use super::transport::{Dial, NoAddress, Route, SDK_UNBUILT, Tls, Transport};
+use super::transport::{Dial, NoAddress, NotOpened, Opening, Route, SDK_UNBUILT, Tls, Transport};
 use super::vault::{Secret, Wiped};
 use crate::effects::{CallFault, Scrub, Scrubbed};
 
@@ -87,13 +87,15 @@ pub enum Keep {
     Whole(u64),
     /// Only that it came.
     Nothing,
+    /// Its headers: a request without a body is sent with HEAD.
+    Headers,
 }
 
 /// One request.
 pub struct Ask<'a> {
     /// Path and query, with a leading `/`, encoded.
     pub path: &'a str,
-    /// Sent with POST, as JSON; none: a GET.
+    /// Sent with POST, as JSON; none: a GET, or a HEAD.
     pub body: Option<&'a [u8]>,
     /// Further headers; their values count as secret.
     pub headers: &'a [(&'static str, &'a str)],
@@ -202,8 +204,10 @@ pub(super) fn wiped<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Secret
 /// Why a try gave no answer.
 #[derive(Debug)]
 enum Miss {
-    /// Nothing listens there; nothing was sent.
+    /// Nothing listens there.
     Refused,
+    /// One of the others, before a connection stood: nothing was sent.
+    Unsent(Box<Miss>),
     /// The way to the server or back broke: no such name, no route, reset, closed early.
     Broken(String),
     /// Time was up.
@@ -219,6 +223,7 @@ impl Miss {
     fn again(&self, repeat: Repeat) -> bool {
         match self {
             Miss::Refused => true,
+            Miss::Unsent(miss) => miss.again(repeat),
             Miss::Broken(_) | Miss::Late(_) => repeat == Repeat::Safe,
             Miss::Untrusted(_) | Miss::Nonsense(_) => false,
         }
@@ -229,6 +234,7 @@ impl fmt::Display for Miss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Miss::Refused => f.write_str("connection refused"),
+            Miss::Unsent(miss) => miss.fmt(f),
             Miss::Broken(what) | Miss::Late(what) | Miss::Untrusted(what) | Miss::Nonsense(what) => f.write_str(what),
         }
     }
@@ -287,7 +293,7 @@ impl Http {
             .max_idle_connections(KEPT)
             .max_idle_connections_per_host(KEPT)
             .build();
-        let chain = Dial::new(&server.transport).chain(Tls::default());
+        let chain = Opening(Dial::new(&server.transport).chain(Tls::default()));
         let agent = Agent::with_parts(config, chain, Route::new(&server.transport));
         let place = place(&server.base);
         let draws = AtomicU64::new(server.seed);
@@ -349,7 +355,11 @@ impl Http {
         }
         serde_json::from_slice(&answer.body).map_err(|error| {
             if error.is_eof() && !answer.framed && !answer.body.is_empty() {
-                return self.fault(scrub, Miss::Broken("closed the connection before the answer was complete".into()));
+                return self.fault(
+                    scrub,
+                    Miss::Broken("closed the connection before the answer was complete".into()),
+                    true,
+                );
             }
             let sent = if answer.content_type.is_empty() { "no content type" } else { &answer.content_type };
             let kind = if error.is_data() { "JSON of another shape than agreed" } else { "no JSON" };
@@ -360,7 +370,7 @@ impl Http {
 
     /// A fault for a success that says something else than agreed.
     pub fn nonsense(&self, scrub: &dyn Scrub, what: &str) -> CallFault {
-        self.fault(scrub, Miss::Nonsense(what.to_owned()))
+        self.fault(scrub, Miss::Nonsense(what.to_owned()), true)
     }
 
     /// A fault for a status that is no success.
@@ -378,20 +388,22 @@ impl Http {
         one: impl Fn(Duration) -> Result<T, Miss>,
     ) -> Result<T, CallFault> {
         if let Some(why) = &self.unusable {
-            return Err(self.unreachable(scrub, why));
+            return Err(self.unreachable(scrub, why, false));
         }
         let started = Instant::now();
         let left = || self.server.timeout.saturating_sub(started.elapsed());
         let mut pauses = PAUSES.iter();
+        let mut sent = false;
         loop {
             let got = one(left());
+            sent |= !matches!(got, Err(Miss::Unsent(_)));
             let why = match &got {
                 Ok(answer) => busy(answer).filter(|_| ask.repeat == Repeat::Safe),
                 Err(miss) => Some(miss.to_string()).filter(|_| miss.again(ask.repeat)),
             };
             let pause = pauses.next().map(|pause| self.jitter(*pause)).filter(|pause| *pause < left());
             let (Some(why), Some(pause)) = (why, pause) else {
-                return got.map_err(|miss| self.fault(scrub, miss));
+                return got.map_err(|miss| self.fault(scrub, miss, sent));
             };
             let told =
                 format!("{} at {}: {why}; asking again in {} ms", self.server.name, self.place, pause.as_millis());
@@ -415,10 +427,14 @@ impl Http {
             Repeat::Never => FRESH,
         };
         let sent = match ask.body {
-            None => request.method("GET").body(()).map_err(ureq::Error::Http).and_then(|request| {
-                let limits = self.agent.configure_request(request).timeout_global(Some(left)).max_idle_age(idle);
-                self.agent.run(limits.build())
-            }),
+            None => request
+                .method(if ask.keep == Keep::Headers { "HEAD" } else { "GET" })
+                .body(())
+                .map_err(ureq::Error::Http)
+                .and_then(|request| {
+                    let limits = self.agent.configure_request(request).timeout_global(Some(left)).max_idle_age(idle);
+                    self.agent.run(limits.build())
+                }),
             Some(body) => {
                 let request = request.method("POST").header(header::CONTENT_TYPE, "application/json");
                 request.body(body).map_err(ureq::Error::Http).and_then(|request| {
@@ -455,7 +471,7 @@ impl Http {
         answer.headers = parts.headers;
         let cap = match keep {
             Keep::Whole(cap) => cap,
-            Keep::Nothing => WORDS_CAP,
+            Keep::Nothing | Keep::Headers => WORDS_CAP,
         };
         let size = body.content_length().unwrap_or(0).min(cap);
         let mut metered = Metered::new(body, cap);
@@ -479,14 +495,20 @@ impl Http {
     /// What an error of ureq means.
     fn miss(&self, error: &ureq::Error) -> Miss {
         match error {
-            ureq::Error::Timeout(Timeout::Resolve) => Miss::Late("its name was not resolved in time".into()),
+            ureq::Error::Timeout(Timeout::Resolve) => {
+                Miss::Unsent(Box::new(Miss::Late("its name was not resolved in time".into())))
+            }
             ureq::Error::Timeout(Timeout::Connect) => {
                 Miss::Late(format!("no connection within {}", seconds(CONNECT.min(self.server.timeout))))
             }
             ureq::Error::Timeout(_) => {
                 Miss::Late(format!("no complete answer within {}", seconds(self.server.timeout)))
             }
-            ureq::Error::Other(other) if other.is::<NoAddress>() => Miss::Broken(other.to_string()),
+            ureq::Error::Other(other) => match other.downcast_ref::<NotOpened>() {
+                Some(NotOpened(error)) => Miss::Unsent(Box::new(self.miss(error))),
+                None if other.is::<NoAddress>() => Miss::Unsent(Box::new(Miss::Broken(other.to_string()))),
+                None => Miss::Broken(error.to_string()),
+            },
             ureq::Error::Rustls(error) => Miss::Untrusted(tls_words(error)),
             ureq::Error::Tls(words) => Miss::Untrusted((*words).to_owned()),
             ureq::Error::Io(error) => io_miss(error),
@@ -499,9 +521,11 @@ impl Http {
         }
     }
 
-    fn fault(&self, scrub: &dyn Scrub, miss: Miss) -> CallFault {
+    /// What is told of the last try; `sent`: one of them may have arrived.
+    fn fault(&self, scrub: &dyn Scrub, miss: Miss, sent: bool) -> CallFault {
         let proxied = matches!(self.server.transport, Transport::Proxy { .. });
         let text = match miss {
+            Miss::Unsent(miss) => return self.fault(scrub, *miss, sent),
             Miss::Nonsense(what) => {
                 let detail = self.told(scrub, &format!("{} at {} {what}", self.server.name, self.place));
                 return CallFault::Nonsense { detail };
@@ -509,20 +533,19 @@ impl Http {
             Miss::Refused if proxied => {
                 "connection refused: nothing listens there; start the tunnel's proxy or mend its host:port".into()
             }
-            Miss::Refused => "connection refused: nothing listens there; look at the server and its port".into(),
+            Miss::Refused => "connection refused: nothing listens there".into(),
             Miss::Broken(what) if proxied => {
                 format!("{what}; a tunnel's proxy accepts first and closes when its own dial fails: look at its log")
             }
-            Miss::Broken(what) => format!("{what}; look at the tunneler, DNS and the server"),
-            Miss::Late(what) => format!("{what}; look at the tunneler and the server's load"),
-            Miss::Untrusted(what) => what,
+            Miss::Broken(what) | Miss::Late(what) | Miss::Untrusted(what) => what,
         };
-        self.unreachable(scrub, &text)
+        self.unreachable(scrub, &text, sent)
     }
 
-    fn unreachable(&self, scrub: &dyn Scrub, why: &str) -> CallFault {
+    fn unreachable(&self, scrub: &dyn Scrub, why: &str, sent: bool) -> CallFault {
         let Http { server: Server { name, transport, .. }, place, .. } = self;
-        CallFault::Unreachable { detail: self.told(scrub, &format!("{name} at {place}, dialled {transport}: {why}")) }
+        let detail = self.told(scrub, &format!("{name} at {place}, dialled {transport}: {why}"));
+        CallFault::Unreachable { detail, never_sent: !sent }
     }
 
     fn told(&self, scrub: &dyn Scrub, text: &str) -> Scrubbed {

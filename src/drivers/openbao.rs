@@ -386,7 +386,7 @@ fn facts(auth: &WireAuth) -> TokenFacts {
 /// What a fault of the call says: nothing about grant, token or path.
 pub(super) fn unavailable(scrub: &dyn Scrub, fault: CallFault) -> BaoFault {
     let detail = match fault {
-        CallFault::Unreachable { detail } | CallFault::Nonsense { detail } => detail,
+        CallFault::Unreachable { detail, never_sent: _ } | CallFault::Nonsense { detail } => detail,
         CallFault::Status { status, detail, .. } => Scrubbed::new(scrub, &format!("status {status}: {detail}")),
     };
     BaoFault::Unavailable { detail }

@@ -176,8 +176,10 @@ pub struct Recorder {
     cut: bool,
     acted: bool,
     new_credential: bool,
-    /// What troubled the box before the tick, and as last written down.
-    trouble: (Option<LastError>, Option<LastError>),
+    /// What troubled the box before the tick, and what is in its way as last written down.
+    troubles: (Vec<LastError>, Option<LastError>),
+    /// A hold before the tick, and as last written down.
+    hold: (bool, bool),
 }
 
 impl Recorder {
@@ -191,20 +193,33 @@ impl Recorder {
             cut: false,
             acted: false,
             new_credential: false,
-            trouble: (None, None),
+            troubles: (Vec::new(), None),
+            hold: (false, false),
         }
     }
 
     /// Whether a tick that ended like this (none: it was interrupted) is kept without being asked for.
     ///
     /// There is room for twenty, and a tick every minute. So a tick that only looked, told or renewed is not kept, and a
-    /// trouble that goes on is kept once: when it began.
+    /// trouble or a hold that goes on is kept once: when it began.
     pub fn is_worth_keeping(&self, done: Option<&Done>) -> bool {
-        let (before, now) = &self.trouble;
+        let (before, now) = &self.troubles;
         match done.map(|done| done.exit) {
-            None | Some(Exit::Ok | Exit::Failed) => self.acted,
-            Some(Exit::Temporary) => self.new_credential || (now.is_some() && before != now),
+            None | Some(Exit::Ok | Exit::Failed) => self.acted || self.hold == (false, true),
+            Some(Exit::Temporary) => {
+                self.new_credential || now.as_ref().is_some_and(|trouble| !before.contains(trouble))
+            }
         }
+    }
+
+    /// Something other than looking was asked for.
+    pub fn acted(&self) -> bool {
+        self.acted
+    }
+
+    /// The recording of a tick that has not come to its end.
+    pub fn so_far(&self) -> &str {
+        &self.text
     }
 
     /// The recording of a tick that ended like this; none: it was interrupted.
@@ -258,7 +273,8 @@ impl Recorder {
         };
         self.new_credential |= matches!(op.name(), OpName::SaveGrant | OpName::SaveToken);
         if let Op::SaveState(save) = op {
-            self.trouble.1.clone_from(&save.state.trouble);
+            self.troubles.1.clone_from(&save.state.trouble);
+            self.hold.1 = save.state.hold.is_some();
         }
     }
 }
@@ -266,7 +282,9 @@ impl Recorder {
 impl Watch for Recorder {
     fn boots(&mut self, boot: &Boot) {
         self.began = boot.now;
-        self.trouble = (boot.state.trouble.clone(), boot.state.trouble.clone());
+        let state = &boot.state;
+        self.troubles = (state.troubles().cloned().collect(), state.trouble.clone());
+        self.hold = (state.hold.is_some(), state.hold.is_some());
         self.push(&Line::Header {
             format: FORMAT,
             agent: boot.settings.agent_version.clone(),

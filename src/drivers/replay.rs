@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::record::{FORMAT, Line};
-use crate::effects::Effect;
+use crate::effects::{Effect, counted};
 use crate::fsm::stages::Done;
-use crate::fsm::{Boot, Input, Machine, StageName, Transition};
+use crate::fsm::{Boot, Input, Machine, Note, StageName, Transition};
 
 /// The longest line that is read (bytes): many times what any line of a recording has.
 const LONGEST_LINE: u64 = 64 * 1024 * 1024;
@@ -119,6 +119,19 @@ fn line(from: &mut impl BufRead, at: usize) -> Result<Option<String>, ReplayErro
     String::from_utf8(bytes).map(Some).map_err(|_| malformed("it is not UTF-8"))
 }
 
+/// What the machine says to the journal when it is given what was recorded, as far as that goes.
+pub fn notes(recording: &Recording) -> Vec<Note> {
+    let Transition { next: mut machine, effects: _, mut notes, taken: _ } = Machine::boot(recording.boot.clone());
+    for (_, line) in &recording.lines {
+        if let Line::Event { input, .. } = line {
+            let step = machine.step(input.clone());
+            machine = step.next;
+            notes.extend(step.notes);
+        }
+    }
+    notes
+}
+
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
@@ -212,7 +225,7 @@ impl Verdict {
     pub fn text(&self) -> String {
         let Some(divergence) = &self.divergence else {
             let cut = if self.cut { " (the recording is not complete; its beginning was compared)" } else { "" };
-            return format!("identical: {} effects, {} events{cut}", self.same, self.events);
+            return format!("identical: {}, {}{cut}", counted(self.same, "effect"), counted(self.events, "event"));
         };
         let Divergence { line, stage, after, recorded, now } = divergence;
         let mut text = format!("differs at line {line}, in stage {stage}, after {} identical effects\n", self.same);

@@ -254,9 +254,17 @@ fn is_jwt(text: &str) -> bool {
 
 /// When a JWT says that it ends (`exp`). Its signature is not looked at.
 pub fn ends(jwt: &str) -> Option<Stamp> {
+    epoch(claims(jwt)?.get("exp")?)
+}
+
+/// The environment that a grant says it is for (`env_id`). Its signature is not looked at.
+pub fn environment(jwt: &str) -> Option<String> {
+    Some(claims(jwt)?.get("env_id")?.as_str()?.to_owned())
+}
+
+fn claims(jwt: &str) -> Option<Value> {
     let payload = URL_SAFE_NO_PAD.decode(jwt.split('.').nth(1)?.trim_end_matches('=')).ok()?;
-    let claims: Value = serde_json::from_slice(&payload).ok()?;
-    epoch(claims.get("exp")?)
+    serde_json::from_slice(&payload).ok()
 }
 
 /// Seconds since the epoch as a moment. A claim may have a fraction.
@@ -342,6 +350,15 @@ mod tests {
         assert_eq!(ends(&jwt(r#"{"exp":1e300}"#)), Some(Stamp(i64::MAX)));
         for without in [jwt("{}"), jwt(r#"{"exp":"soon"}"#), jwt("no json"), "a.b".into(), "e30.%%.c".into()] {
             assert_eq!(ends(&without), None, "{without}");
+        }
+    }
+
+    #[test]
+    fn a_grant_names_its_environment_or_nothing_is_known_of_it() {
+        let jwt = |claims: &str| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
+        assert_eq!(environment(&jwt(r#"{"env_id":"plant-7"}"#)).as_deref(), Some("plant-7"));
+        for without in [jwt("{}"), jwt(r#"{"env_id":7}"#), jwt("no json"), "a.b".into(), "e30.%%.c".into()] {
+            assert_eq!(environment(&without), None, "{without}");
         }
     }
 

@@ -65,6 +65,23 @@ pub(super) struct NoAddress {
     why: String,
 }
 
+/// No connection came about, TLS included: nothing of the request was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotOpened(pub(super) ureq::Error);
+
+/// Marks what goes wrong before a connection stands, and so before anything is sent.
+#[derive(Debug)]
+pub(super) struct Opening<C>(pub(super) C);
+
+impl<C: Connector> Connector for Opening<C> {
+    type Out = C::Out;
+
+    fn connect(&self, details: &ConnectionDetails, chained: Option<()>) -> Result<Option<Self::Out>, ureq::Error> {
+        self.0.connect(details, chained).map_err(|error| ureq::Error::Other(Box::new(NotOpened(error))))
+    }
+}
+
 /// Turns the server's name into addresses, or answers with the listener's.
 #[derive(Debug)]
 pub(super) struct Route {

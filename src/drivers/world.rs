@@ -192,18 +192,22 @@ impl World {
         let remote = Arc::clone(&self.remote);
         // An answer that nobody waits for any more is dropped.
         let calling = move || drop(done.send(call(&remote)));
-        let without = |why: &str| Err(CallFault::Unreachable { detail: Scrubbed::new(&*self.vault, why) });
+        let without = |why: &str, never_sent: bool| {
+            Err(CallFault::Unreachable { detail: Scrubbed::new(&*self.vault, why), never_sent })
+        };
         if let Err(error) = thread::Builder::new().name("call".to_owned()).spawn(calling) {
-            return without(&format!("the system gives no thread for the call: {error}"));
+            return without(&format!("the system gives no thread for the call: {error}"), true);
         }
         loop {
             match answer.recv_timeout(GLANCE) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Timeout) if self.cancel.is_cancelled() => {
-                    return without("given up: the process was asked to end");
+                    return without("given up: the process was asked to end", false);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return without("the call ended without an answer, a bug"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return without("the call ended without an answer, a bug", false);
+                }
             }
         }
     }
@@ -218,7 +222,7 @@ impl World {
             Err(ReadError::Refused(refusal)) => return Err(BundleFault::Refused(refusal)),
             Err(ReadError::Io(error)) => {
                 let detail = Scrubbed::new(&*self.vault, &format!("the bundle broke off: {error}"));
-                return Err(BundleFault::Call(CallFault::Unreachable { detail }));
+                return Err(BundleFault::Call(CallFault::Unreachable { detail, never_sent: false }));
             }
         };
         let settings = &self.config.settings;
@@ -401,7 +405,7 @@ impl World {
             Ok(Some(report)) => self.call(move |to| to.tenancy.report(&*to.vault, &report)).flatten(),
             // It is gone, so there is nothing left to tell.
             Ok(None) => Ok(()),
-            Err(fault) => Err(CallFault::Unreachable { detail: fault.detail }),
+            Err(fault) => Err(CallFault::Unreachable { detail: fault.detail, never_sent: true }),
         }
     }
 }

@@ -80,12 +80,18 @@ codes! {
         DockerUnavailable = "DOCKER_UNAVAILABLE", "look at docker_bin, at Docker itself, and at the right of the agent's user to its socket";
         TenancyUnreachable = "TENANCY_UNREACHABLE", "look at what is named here: the CA file, the mesh tunneler, DNS, or tenancy itself";
         TenancyError = "TENANCY_ERROR", "look at env_id on this box, and at tenancy's log";
-        LeaseRateLimited = "LEASE_RATE_LIMITED", "wait; `status` tells when the next lease may be asked for";
+        LeaseRateLimited = "LEASE_RATE_LIMITED", "wait (`status` tells until when), or store a bootstrap grant: a deploy goes on with it without a lease";
         BaoUnavailable = "BAO_UNAVAILABLE", "look at OpenBao: sealed, standby, overloaded or not reachable";
     }
 }
 
 impl Code {
+    /// A detail without this code before it and without its remedy: for where the two are told by themselves.
+    pub fn bare(self, detail: &str) -> String {
+        let detail = detail.strip_prefix(self.as_str()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(detail);
+        detail.replace(&format!(" -> {}", self.remedy()), "")
+    }
+
     /// A detail with this code before it, once: the detail of a refusal begins with it already (contract §3).
     pub fn before(self, detail: &str) -> String {
         let told = detail.strip_prefix(self.as_str()).is_some_and(|rest| rest.starts_with(':'));
@@ -119,6 +125,15 @@ impl Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bare_detail_has_neither_the_code_nor_the_remedy() {
+        let code = Code::RollbackRefused;
+        let told = format!("ROLLBACK_REFUSED: it is older -> {}; a is back up", code.remedy());
+        assert_eq!(code.bare(&told), "it is older; a is back up");
+        assert_eq!(code.bare("it is older"), "it is older");
+        assert_eq!(Code::PullFailed.bare("ROLLBACK_REFUSED: it is older"), "ROLLBACK_REFUSED: it is older");
+    }
 
     #[test]
     fn a_code_stands_before_a_detail_once() {

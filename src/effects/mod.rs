@@ -11,6 +11,7 @@
 pub mod bundle;
 pub mod compose_file;
 pub mod containers;
+pub mod counted;
 pub mod env_template;
 pub mod failure;
 pub mod local;
@@ -31,6 +32,7 @@ pub mod words;
 
 use serde::{Deserialize, Serialize};
 
+pub use counted::counted;
 pub use local::{GrantFacts, LocalFacts};
 pub use requests::*;
 pub use scrubbed::{Scrub, Scrubbed};

@@ -54,6 +54,9 @@ pub enum CallFault {
     Unreachable {
         /// What the network said.
         detail: Scrubbed,
+        /// No connection came about, so not a byte of the request left this box.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        never_sent: bool,
     },
     /// A complete answer with a status that is not a success.
     Status {

@@ -152,6 +152,15 @@ pub struct LastError {
     pub at: Stamp,
 }
 
+/// Tenancy wants nothing touched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// Why, in its words.
+    pub reason: String,
+    /// When this was first heard.
+    pub since: Stamp,
+}
+
 /// How the last tick that did something ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -192,10 +201,14 @@ pub struct State {
     pub last_result: Option<LastResult>,
     /// When that was.
     pub last_at: Option<Stamp>,
-    /// The last failure of a deploy; none after a success.
+    /// The last failure of a deploy; none after a success, or when the box runs what is desired.
     pub last_error: Option<LastError>,
     /// What keeps the agent from doing its work at the moment, with the time since when.
     pub trouble: Option<LastError>,
+    /// Troubles before that one, of which it is not known that they are over; at most one of a code.
+    pub unsolved: Vec<LastError>,
+    /// Tenancy said hold, and did not take it back.
+    pub hold: Option<Hold>,
     /// Versions of engine and Compose as last seen.
     pub docker: Option<DockerVersions>,
     /// The ids of all images that releases of this agent used and that were not removed.
@@ -212,6 +225,17 @@ impl State {
 
     /// How many earlier shas are remembered.
     pub const EARLIER: usize = 50;
+
+    /// All that keeps the agent from its work, the newest first.
+    pub fn troubles(&self) -> impl Iterator<Item = &LastError> {
+        self.trouble.iter().chain(&self.unsolved)
+    }
+
+    /// A trouble of this code is over.
+    pub fn forget_trouble(&mut self, code: Code) {
+        self.trouble.take_if(|trouble| trouble.code == code);
+        self.unsolved.retain(|trouble| trouble.code != code);
+    }
 
     /// What runs and is healthy.
     pub fn applied(&self) -> Option<&Applied> {
@@ -236,9 +260,38 @@ impl Default for State {
             last_at: None,
             last_error: None,
             trouble: None,
+            unsolved: Vec::new(),
+            hold: None,
             docker: None,
             images: BTreeSet::new(),
             outcome: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_before_holds_and_unsolved_troubles_is_read_and_theirs_is_readable_before() {
+        let old = r#"{"format":1,"trouble":{"code":"BAO_UNAVAILABLE","phase":"token","detail":"sealed","at":7}}"#;
+        let state: State = serde_json::from_str(old).unwrap();
+        assert_eq!((state.troubles().count(), &state.hold), (1, &None));
+        // An agent that knows nothing of a field leaves it out, as this one does.
+        let newer = old.replacen('{', r#"{"of_a_later_agent":[1],"#, 1);
+        assert_eq!(serde_json::from_str::<State>(&newer).unwrap(), state);
+    }
+
+    #[test]
+    fn a_trouble_that_is_over_is_forgotten_wherever_it_stands() {
+        let trouble = |code| LastError { code, phase: "token".to_owned(), detail: String::new(), at: Stamp(0) };
+        let mut state = State {
+            trouble: Some(trouble(Code::BaoUnavailable)),
+            unsolved: vec![trouble(Code::BaoUnavailable), trouble(Code::LeaseRateLimited)],
+            ..State::default()
+        };
+        state.forget_trouble(Code::BaoUnavailable);
+        assert_eq!(state.troubles().map(|trouble| trouble.code).collect::<Vec<_>>(), [Code::LeaseRateLimited]);
     }
 }

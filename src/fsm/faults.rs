@@ -53,7 +53,9 @@ pub fn refused(phase: StageName, refusal: &Refusal) -> Failure {
 /// Tenancy did not answer as it should.
 pub fn tenancy(phase: StageName, call: &str, fault: &CallFault) -> Failure {
     match fault {
-        CallFault::Unreachable { detail } => Failure::new(Code::TenancyUnreachable, phase, format!("{call}: {detail}")),
+        CallFault::Unreachable { detail, never_sent: _ } => {
+            Failure::new(Code::TenancyUnreachable, phase, format!("{call}: {detail}"))
+        }
         CallFault::Status { status, detail, retry_after_s: _ } => {
             Failure::new(Code::TenancyError, phase, format!("{call}: HTTP {status}: {detail}"))
         }

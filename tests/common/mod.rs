@@ -8,6 +8,7 @@ pub mod forms;
 pub mod openapi;
 #[cfg(feature = "sandbox")]
 pub mod rig;
+#[cfg(feature = "sandbox")]
 pub mod root;
 pub mod script;
 pub mod stack_env;

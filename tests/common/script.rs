@@ -174,8 +174,14 @@ pub fn status(status: u16, detail: &str) -> CallFault {
     CallFault::Status { status, detail: said(detail), retry_after_s: None }
 }
 
+/// Nobody was there, and nothing was sent.
 pub fn unreachable() -> CallFault {
-    CallFault::Unreachable { detail: said("127.0.0.1:1: connection refused") }
+    CallFault::Unreachable { detail: said("127.0.0.1:1: connection refused"), never_sent: true }
+}
+
+/// The request went out, and no answer came back.
+pub fn lost() -> CallFault {
+    CallFault::Unreachable { detail: said("127.0.0.1:1: no complete answer within 15 s"), never_sent: false }
 }
 
 pub fn refused_run(words: &str) -> RunFault {

@@ -12,7 +12,7 @@ use monky_deployd::effects::model::{Model, Service};
 use monky_deployd::effects::state::TokenSource;
 use monky_deployd::effects::*;
 
-use crate::common::script::{container, denied, facts, said, sealed, sha, status, unreachable, versions};
+use crate::common::script::{container, denied, facts, lost, said, sealed, sha, status, unreachable, versions};
 use crate::disk::Disk;
 
 /// The bundles there are.
@@ -217,7 +217,8 @@ pub fn perform(world: &mut World, disk: &mut Arc<Disk>, op: &Op, fault: Option<F
 
 fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: Stamp) -> Event {
     let call_fault = match fault {
-        Some(Fault::Unreachable | Fault::Lost) => Some(unreachable()),
+        Some(Fault::Unreachable) => Some(unreachable()),
+        Some(Fault::Lost) => Some(lost()),
         Some(Fault::Status(code)) => Some(status(code, "no")),
         _ if !world.tenancy_up => Some(unreachable()),
         _ => None,

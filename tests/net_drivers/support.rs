@@ -200,7 +200,7 @@ pub const PLAIN: Knows = Knows("\u{1}never\u{1}");
 #[track_caller]
 pub fn unreachable<T>(result: Result<T, CallFault>) -> String {
     match result {
-        Err(CallFault::Unreachable { detail }) => detail.as_str().to_owned(),
+        Err(CallFault::Unreachable { detail, .. }) => detail.as_str().to_owned(),
         Err(other) => panic!("not unreachable: {other:?}"),
         Ok(_) => panic!("an answer"),
     }

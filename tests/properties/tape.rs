@@ -88,7 +88,7 @@ pub fn a_refusal(tape: &mut Tape) -> Refusal {
 pub fn a_call_fault(tape: &mut Tape) -> CallFault {
     let status = tape.of(&[429, 503, 404, 401, 403, 400, 409, 500, 502, 422]);
     match tape.pick(3) {
-        0 => CallFault::Unreachable { detail: words(tape) },
+        0 => CallFault::Unreachable { detail: words(tape), never_sent: tape.of(&[false, true]) },
         1 => {
             CallFault::Status { status, detail: words(tape), retry_after_s: tape.of(&[None, Some(30), Some(u32::MAX)]) }
         }

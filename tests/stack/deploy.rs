@@ -33,7 +33,7 @@ fn the_first_deploy_needs_nothing_but_a_bootstrap_grant() {
         assert!(rig.token_lives(&rig.token()));
 
         // What is told.
-        assert!(ran.stderr.contains("1 secrets read: PASSWORD + registry credential"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("1 secret read: PASSWORD + registry credential"), "{}", ran.stderr);
         let report = rig.report();
         assert_eq!((&report["result"], &report["sha"]), (&json!("applied"), &json!(sha)));
         assert_eq!((&report["attempt"], &report["rolled_back"]), (&json!(1), &json!(false)));

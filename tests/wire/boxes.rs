@@ -169,6 +169,13 @@ impl Box {
         }
     }
 
+    /// How many leases the box remembers to have spent from this moment on (milliseconds since 1970).
+    pub fn leases_since(&self, began: i64) -> usize {
+        let text = fs::read(self.state_dir().join("state.json")).unwrap();
+        let state: Value = serde_json::from_slice(&text).unwrap();
+        state["leases"].as_array().unwrap().iter().filter(|at| at.as_i64().unwrap() >= began).count()
+    }
+
     /// The secrets that a text may not hold.
     pub fn secrets(&self) -> Vec<String> {
         let mut all = vec!["db-canary-0451".to_owned(), "pull-canary-0451".to_owned()];

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::boxes::{Box, Ran};
 use super::elsewhere::Elsewhere;
@@ -63,6 +63,7 @@ fn check(one: &mut Box, call: Call, row: &Row) {
     let (containers, touches, leased) = (one.containers(), one.touches(), leases(one));
     let reports = one.stand.tenancy.reports().len();
     one.goes_wrong(call, row.does.clone(), usize::MAX);
+    let began = now_ms();
     let ran = one.tick();
     assert!(ran.took < FAR, "{ran:?}");
     let (status, code) = code_of(call, row);
@@ -105,6 +106,12 @@ fn check(one: &mut Box, call: Call, row: &Row) {
         assert_eq!(leases(one), leased, "a lease for nothing");
     }
 
+    // One of the hour's is spent by a lease that may have arrived, and by no other.
+    if call == Call::Lease && row.looks == Looks::Lost {
+        let spent = usize::from(!row.is_refusal());
+        assert_eq!(one.leases_since(began), spent, "{ran:?}");
+    }
+
     // What runs is left alone, unless the deploy went on.
     if code.is_some() {
         assert_eq!((one.containers(), one.touches()), (containers, touches), "{ran:?}");
@@ -126,6 +133,11 @@ fn check(one: &mut Box, call: Call, row: &Row) {
         assert_eq!(one.stand.tenancy.reports().len(), reports + 1 + failed, "an outcome is told once");
     }
     one.state_is_whole();
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    i64::try_from(since.as_millis()).unwrap()
 }
 
 fn leases(one: &Box) -> usize {

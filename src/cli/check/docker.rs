@@ -9,7 +9,7 @@ use super::line::{Block, Line};
 use super::state_dir::{DOCKER_ROOM, room, space};
 use crate::drivers::docker::cli::Docker;
 use crate::effects::meta::version_at_least;
-use crate::effects::{RunFault, Scrub};
+use crate::effects::{RunFault, Scrub, counted};
 use crate::fsm::stages::COMPOSE_MIN;
 
 /// How long a call may take.
@@ -103,7 +103,7 @@ fn project(name: &str, state_dir: &Path, origins: &Result<Vec<(String, String)>,
     let strange = |origin: &&(String, String)| !Path::new(&origin.1).starts_with(state_dir);
     let strangers: Vec<_> = origins.iter().filter(strange).collect();
     match strangers.first() {
-        None => Line::ok("project", format!("{name} is this agent's alone ({} containers)", origins.len())),
+        None => Line::ok("project", format!("{name} is this agent's alone ({})", counted(origins.len(), "container"))),
         Some((container, folder)) => {
             let more = strangers.len() - 1;
             let what = format!(

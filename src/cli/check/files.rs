@@ -13,14 +13,15 @@ use super::line::Line;
 use crate::config::{Config, Transport};
 use crate::drivers::http::read_roots;
 use crate::drivers::transport::SDK_UNBUILT;
-use crate::effects::Stamp;
+use crate::effects::{Stamp, counted};
 
 /// A CA that ends within so many days is told.
 const SOON_DAYS: i64 = 30;
 
 /// Looks at all of them.
 pub fn look(config: &Config, file: &Path, search: Option<&OsStr>, now: Stamp) -> Vec<Line> {
-    let mut lines = vec![configuration(file, fs::metadata(file).map(|found| found.mode()).ok())];
+    let mode = fs::metadata(file).map(|found| found.mode()).ok();
+    let mut lines = vec![configuration(file, mode, &config.examples())];
     for (fact, ca) in [("tenancy.ca_file", &config.tenancy.ca_file), ("bao.ca_file", &config.bao.ca_file)] {
         if let Some(ca) = ca {
             let ends = read_roots(ca).map(|roots| roots.iter().map(|root| not_after(root.der())).collect());
@@ -39,8 +40,12 @@ pub fn look(config: &Config, file: &Path, search: Option<&OsStr>, now: Stamp) ->
 
 /// The configuration is valid, or nobody would ask. It has no secret, so everyone may read it; who may write it decides
 /// which servers and which program the agent trusts.
-fn configuration(file: &Path, mode: Option<u32>) -> Line {
+fn configuration(file: &Path, mode: Option<u32>, examples: &[&str]) -> Line {
     let shown = file.display();
+    if !examples.is_empty() {
+        let what = format!("{shown} is valid, and {} still have the example's values", examples.join(", "));
+        return Line::failure("config", what, &format!("sudoedit {shown}"));
+    }
     let remedy = format!("sudo chmod go-w {shown}");
     match mode {
         Some(mode) if mode & 0o002 != 0 => {
@@ -79,15 +84,15 @@ fn authority(fact: &str, path: &Path, ends: Ends, now: Stamp) -> Line {
     }
     if soon > 0 {
         let what = format!(
-            "{shown}: {soon} of {} certificates ended or will within {SOON_DAYS} days, the first at {}",
-            ends.len(),
+            "{shown}: {soon} of {} ended or will within {SOON_DAYS} days, the first at {}",
+            counted(ends.len(), "certificate"),
             day(known.iter().min())
         );
         return Line::warning(fact, what, renew);
     }
     match known.iter().min() {
         first @ Some(_) => {
-            Line::ok(fact, format!("{shown}: {} certificates, the first ends at {}", ends.len(), day(first)))
+            Line::ok(fact, format!("{shown}: {}, the first ends at {}", counted(ends.len(), "certificate"), day(first)))
         }
         None => Line::warning(
             fact,
@@ -132,11 +137,17 @@ mod tests {
 
     #[test]
     fn a_configuration_that_others_can_write_is_not_fine_and_one_that_they_can_read_is() {
-        let level = |mode| configuration(Path::new("c.yaml"), Some(mode)).level;
+        let level = |mode| configuration(Path::new("c.yaml"), Some(mode), &[]).level;
         assert_eq!([0o100_600, 0o100_644, 0o100_640].map(level), [Level::Ok; 3]);
         assert_eq!(level(0o100_664), Level::Warning);
         assert_eq!([0o100_666, 0o100_602].map(level), [Level::Failure; 2]);
-        assert!(configuration(Path::new("c.yaml"), Some(0o666)).remedy.unwrap().contains("chmod go-w c.yaml"));
+        assert!(configuration(Path::new("c.yaml"), Some(0o666), &[]).remedy.unwrap().contains("chmod go-w c.yaml"));
+    }
+
+    #[test]
+    fn an_example_that_nobody_has_touched_is_no_configuration() {
+        let line = configuration(Path::new("c.yaml"), Some(0o644), &["tenancy.host", "bao.addr"]);
+        assert!(line.level == Level::Failure && line.what.contains("tenancy.host, bao.addr"), "{line:?}");
     }
 
     #[test]

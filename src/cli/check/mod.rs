@@ -67,6 +67,12 @@ pub fn run(config: &Config, file: &Path, json: bool) -> u8 {
         // One that cannot be caught ends the process by itself.
         let _ = signal_hook::flag::register(signal, cancel.flag());
     }
+    if let Some(user) = state_dir::not_for_root(&config.state_dir) {
+        eprintln!(
+            "run it as the agent's user: sudo -u {user} monky-deployd check (root sees another box than the agent does)"
+        );
+        return exit::USAGE;
+    }
     let (store, vault) = tick::look(&config.state_dir);
     let now = Clock::start().now();
     let docker = world::docker(config, &cancel);
@@ -84,6 +90,11 @@ pub fn run(config: &Config, file: &Path, json: bool) -> u8 {
         line.what = vault.scrub(&line.what);
     }
     print(config, &lines, json)
+}
+
+/// Whether a tick holds the lock of this state directory, as far as the kernel tells. The lock is not touched.
+pub fn tick_at_work(state_dir: &Path) -> bool {
+    state_dir::is_held(&state_dir.join("lock"))
 }
 
 /// How long a tick may take that pulls, waits, and rolls back (seconds): what the unit has to allow.
@@ -109,7 +120,11 @@ fn jobs(
         (loaded.state, held)
     });
     let renew_below_s = config.settings.renew_below_s;
-    let longest_s = longest_tick_s(&config.settings);
+    let expected = units::Expected {
+        longest_s: longest_tick_s(&config.settings),
+        state_dir: config.state_dir.clone(),
+        trouble: state.troubles().min_by_key(|trouble| trouble.at).map(|trouble| (trouble.code, trouble.at)),
+    };
     let folder = docker.state_dir().join("docker");
     let vault = || Arc::clone(vault);
     let (for_docker, for_tenancy, for_bao, for_registry) = (vault(), vault(), vault(), vault());
@@ -159,7 +174,7 @@ fn jobs(
                 None => look_at_registries(&state, &folder, for_registry.as_ref()),
             }),
         ),
-        ("timer", Box::new(move || units::look(&systemctl, longest_s))),
+        ("timer", Box::new(move || units::look(&systemctl, &expected))),
     ]
 }
 

@@ -168,7 +168,7 @@ fn answer(reached: &Result<Reached, CallFault>) -> Line {
 /// What became of a call.
 pub fn fault_words(fault: &CallFault) -> String {
     match fault {
-        CallFault::Unreachable { detail } | CallFault::Nonsense { detail } => detail.to_string(),
+        CallFault::Unreachable { detail, never_sent: _ } | CallFault::Nonsense { detail } => detail.to_string(),
         CallFault::Status { status, detail, .. } => format!("it answers {status}: {detail}"),
     }
 }
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(judged(404, None), Level::Warning, "some other server");
         assert_eq!(judged(200, None), Level::Warning);
         assert_eq!([401, 403, 500, 503].map(|status| judged(status, Some("X"))), [Level::Failure; 4]);
-        let away = CallFault::Unreachable { detail: scrubbed("connection refused") };
+        let away = CallFault::Unreachable { detail: scrubbed("connection refused"), never_sent: true };
         assert_eq!(answer(&Err(away)).level, Level::Failure);
     }
 

@@ -21,10 +21,13 @@ use crate::drivers::transport::Transport;
 use crate::drivers::vault::{Slot, Vault};
 use crate::effects::registry_auth::{HUB, host};
 use crate::effects::state::State;
-use crate::effects::{CallFault, Scrub};
+use crate::effects::{CallFault, Scrub, counted};
 
-/// For one call; three of them settle a registry.
+/// For one call; four of them settle a registry, six at most.
 const LIMIT: Duration = Duration::from_secs(4);
+/// The kinds of manifest that an image may have: one that is not named is told as not there.
+const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 /// Bytes of a token service's answer.
 const CAP: u64 = 256 << 10;
 
@@ -64,6 +67,8 @@ enum Entrance {
     Accepted,
     /// It wants a credential, or another one; with its words.
     Refused(String),
+    /// It lets in, and does not show this image.
+    Gone(String),
     /// There is no telling; with the reason.
     Unreachable(String),
 }
@@ -87,36 +92,45 @@ pub fn credentials(folder: &Path, vault: &Vault) -> Credentials {
     all
 }
 
-/// The registries of the applied release's images, each with one repository; and how many images a variable decides.
-fn registries(state: &State) -> (BTreeMap<String, String>, usize) {
+/// An image at its registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Image {
+    repository: String,
+    /// A tag or a digest.
+    reference: String,
+}
+
+/// The registries of the applied release's images, each with one image; and how many images a variable decides.
+fn registries(state: &State) -> (BTreeMap<String, Image>, usize) {
     let (mut found, mut unknown) = (BTreeMap::new(), 0);
     let services = state.applied().map(|applied| applied.services.values()).into_iter().flatten();
     for image in services.filter_map(|service| service.image.as_deref()) {
         match place(image) {
-            Some((host, repository)) => drop(found.entry(host).or_insert(repository)),
+            Some((host, image)) => drop(found.entry(host).or_insert(image)),
             None => unknown += 1,
         }
     }
     (found, unknown)
 }
 
-/// The registry and the repository of an image; none if a variable is in its name.
-fn place(image: &str) -> Option<(String, String)> {
+/// The registry of an image, and what it is called there; none if a variable is in its name.
+fn place(image: &str) -> Option<(String, Image)> {
     if image.contains('$') {
         return None;
     }
-    let bare = image.split('@').next()?;
-    let bare = match bare.rsplit_once(':') {
-        Some((name, tag)) if !tag.contains('/') => name,
-        _ => bare,
+    let (bare, digest) = image.split_once('@').map_or((image, None), |(bare, digest)| (bare, Some(digest)));
+    let (bare, tag) = match bare.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => (name, tag),
+        _ => (bare, "latest"),
     };
-    Some(match bare.split_once('/') {
+    let (registry, repository) = match bare.split_once('/') {
         Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => {
-            (host(first).ok()?.to_owned(), rest.to_owned())
+            (host(first).ok()?, rest.to_owned())
         }
         Some(_) => (HUB.to_owned(), bare.to_owned()),
         None => (HUB.to_owned(), format!("library/{bare}")),
-    })
+    };
+    Some((registry, Image { repository, reference: digest.unwrap_or(tag).to_owned() }))
 }
 
 /// Asks each of them.
@@ -125,17 +139,18 @@ pub fn look(state: &State, credentials: &Credentials, scrub: &dyn Scrub) -> Vec<
     let (found, unknown) = registries(state);
     let mut lines: Vec<Line> = found
         .iter()
-        .map(|(host, repository)| {
+        .map(|(host, image)| {
             let credential = credentials.0.get(host).map(|auth| auth.as_str());
-            judge(host, credential.is_some(), &enter(host, repository, credential, scrub))
+            judge(host, credential.is_some(), &enter(host, image, credential, scrub))
         })
         .collect();
     if unknown > 0 {
-        let why = format!("a variable names the image of {unknown} services");
+        let why = format!("a variable names the image of {}", counted(unknown, "service"));
         lines.push(Line::unchecked(fact, &why, "nothing: a deploy tells what the registry says"));
     }
     if state.applied().is_none() {
-        lines.push(Line::ok(fact, "nothing is applied yet, so there is no image to ask for".to_owned()));
+        let what = "nothing is applied yet: no image to ask for is known, so no registry was asked";
+        lines.push(Line::ok(fact, what.to_owned()));
     }
     lines
 }
@@ -155,8 +170,9 @@ fn server(name: &'static str, base: String, ca_file: Option<PathBuf>) -> Http {
     Http::new(Server { name, base, transport: Transport::System, ca_file, timeout: LIMIT, seed: 0 })
 }
 
-/// As Docker does it: ask without, and then as the answer says.
-fn enter(registry: &str, repository: &str, credential: Option<&str>, scrub: &dyn Scrub) -> Entrance {
+/// As Docker does it: ask without, and then as the answer says; and then for the manifest of an image that runs here. Being
+/// let in proves little: a token service gives a token to whoever asks, and what it is worth shows with an image.
+fn enter(registry: &str, image: &Image, credential: Option<&str>, scrub: &dyn Scrub) -> Entrance {
     // Where Docker looks for the CA of a registry.
     let ca = Path::new("/etc/docker/certs.d").join(registry).join("ca.crt");
     let http = server("the registry", base(registry), Some(ca).filter(|ca| ca.is_file()));
@@ -164,28 +180,59 @@ fn enter(registry: &str, repository: &str, credential: Option<&str>, scrub: &dyn
         let header = authorization.map(|value| ("authorization", value));
         get(&http, "/v2/", header.as_slice(), scrub)
     };
-    let outcome = || -> Result<Entrance, CallFault> {
-        let answer = ping(None)?;
+    let Image { repository, reference } = image;
+    let path = format!("/v2/{repository}/manifests/{reference}");
+    let manifest = |authorization: Option<&str>| {
+        let mut headers = vec![("accept", MANIFESTS)];
+        headers.extend(authorization.map(|value| ("authorization", value)));
+        let keep = Keep::Headers;
+        http.call(scrub, &Ask { path: &path, body: None, headers: &headers, repeat: Repeat::Safe, keep })
+    };
+    // What the answer asks for, made of the credential.
+    let authorize = |answer: &Answer| -> Result<Result<Zeroizing<String>, Entrance>, CallFault> {
         let challenge = answer.header("www-authenticate").unwrap_or_default();
         let lower = challenge.to_ascii_lowercase();
         let basic = credential.map(|auth| Zeroizing::new(format!("Basic {auth}")));
-        let authorization = match answer.status {
-            200..300 => return Ok(Entrance::Open),
-            401 if lower.starts_with("basic") => match basic {
-                Some(basic) => basic,
-                None => return Ok(Entrance::Refused(answer.words(scrub).to_string())),
-            },
-            401 if lower.starts_with("bearer") => match token(challenge, repository, basic.as_deref(), scrub)? {
-                Ok(bearer) => bearer,
+        match answer.status {
+            401 if lower.starts_with("basic") => {
+                Ok(basic.ok_or_else(|| Entrance::Refused(answer.words(scrub).to_string())))
+            }
+            401 if lower.starts_with("bearer") => token(challenge, repository, basic.as_deref(), scrub),
+            _ => Err(http.status_fault(scrub, answer)),
+        }
+    };
+    let outcome = || -> Result<Entrance, CallFault> {
+        let answer = ping(None)?;
+        let mut authorization = None;
+        if !answer.is_success() {
+            let value = match authorize(&answer)? {
+                Ok(value) => value,
                 Err(refused) => return Ok(refused),
-            },
-            _ => return Err(http.status_fault(scrub, &answer)),
-        };
-        let answer = ping(Some(&authorization))?;
+            };
+            let answer = ping(Some(&value))?;
+            match answer.status {
+                200..300 => {}
+                401 | 403 => return Ok(Entrance::Refused(answer.words(scrub).to_string())),
+                _ => return Err(http.status_fault(scrub, &answer)),
+            }
+            authorization = Some(value);
+        }
+        let mut answer = manifest(authorization.as_ref().map(|value| value.as_str()))?;
+        if answer.status == 401 && authorization.is_none() {
+            // It lets anybody in, and shows this image to some.
+            let value = match authorize(&answer)? {
+                Ok(value) => value,
+                Err(refused) => return Ok(refused),
+            };
+            answer = manifest(Some(&value))?;
+            authorization = Some(value);
+        }
+        let what = format!("{repository}:{reference}");
         Ok(match answer.status {
-            200..300 if credential.is_some() => Entrance::Accepted,
+            200..300 if credential.is_some() && authorization.is_some() => Entrance::Accepted,
             200..300 => Entrance::Open,
-            401 | 403 => Entrance::Refused(answer.words(scrub).to_string()),
+            401 | 403 => Entrance::Refused(format!("{what}: HTTP {}", answer.status)),
+            404 => Entrance::Gone(what),
             _ => return Err(http.status_fault(scrub, &answer)),
         })
     };
@@ -250,6 +297,11 @@ fn judge(registry: &str, has_credential: bool, entrance: &Entrance) -> Line {
         }
         Entrance::Open => Line::ok(fact, format!("{registry} lets anybody in")),
         Entrance::Accepted => Line::ok(fact, format!("{registry} takes the credential")),
+        Entrance::Gone(image) => Line::warning(
+            fact,
+            format!("{registry} lets in, and says that there is no {image}, which is applied"),
+            "nothing, while it runs; it cannot be pulled again: look whether it was removed, or is hidden from this credential",
+        ),
         Entrance::Refused(words) if has_credential => Line::failure(
             fact,
             format!("{registry} does not take the credential: {words}"),
@@ -278,14 +330,15 @@ mod tests {
 
     #[test]
     fn the_registry_of_an_image_is_found_as_docker_finds_it() {
-        let found = |image: &str| place(image).map(|(host, name)| format!("{host} {name}")).unwrap_or_default();
-        assert_eq!(found("nginx"), "docker.io library/nginx");
-        assert_eq!(found("nginx:1.27"), "docker.io library/nginx");
-        assert_eq!(found("grafana/loki@sha256:00"), "docker.io grafana/loki");
-        assert_eq!(found("index.docker.io/grafana/loki"), "docker.io grafana/loki");
-        assert_eq!(found("harbor.example/shop/web:1"), "harbor.example shop/web");
-        assert_eq!(found("127.0.0.1:5000/shop/web"), "127.0.0.1:5000 shop/web");
-        assert_eq!(found("localhost/web:1"), "localhost web");
+        let all = |(host, Image { repository, reference })| format!("{host} {repository} {reference}");
+        let found = |image: &str| place(image).map(all).unwrap_or_default();
+        assert_eq!(found("nginx"), "docker.io library/nginx latest");
+        assert_eq!(found("nginx:1.27"), "docker.io library/nginx 1.27");
+        assert_eq!(found("grafana/loki@sha256:00"), "docker.io grafana/loki sha256:00");
+        assert_eq!(found("index.docker.io/grafana/loki"), "docker.io grafana/loki latest");
+        assert_eq!(found("harbor.example/shop/web:1"), "harbor.example shop/web 1");
+        assert_eq!(found("127.0.0.1:5000/shop/web"), "127.0.0.1:5000 shop/web latest");
+        assert_eq!(found("localhost/web:1"), "localhost web 1");
         assert_eq!(found("${REGISTRY}/web"), "");
     }
 
@@ -360,6 +413,7 @@ mod tests {
         let level = |has, entrance: Entrance| judge("r", has, &entrance).level;
         assert_eq!([true, false].map(|has| level(has, Entrance::Open)), [Level::Ok; 2]);
         assert_eq!(level(true, Entrance::Accepted), Level::Ok);
+        assert_eq!(level(true, Entrance::Gone("a:1".to_owned())), Level::Warning, "what runs goes on running");
         assert_eq!([true, false].map(|has| level(has, Entrance::Refused("no".to_owned()))), [Level::Failure; 2]);
         assert_eq!(level(true, Entrance::Unreachable("refused".to_owned())), Level::Failure);
         let without = judge("r", false, &Entrance::Refused("unauthorized".to_owned()));

@@ -6,12 +6,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access, statvfs};
+use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 
+use super::super::words::moment;
 use super::line::Line;
 use crate::config::Config;
 use crate::drivers::store::{ENV, Loaded, OVERRIDE, Store, StoreError};
 use crate::effects::Stamp;
+use crate::effects::state::State;
 
 /// Names of a directory are looked at up to so many; a state directory has a few hundred.
 const MOST: usize = 20_000;
@@ -26,6 +28,10 @@ struct Found {
     /// Below it: of other owners; and files and folders that others may open, with what would be right.
     strangers: Vec<String>,
     open: Vec<(String, u32)>,
+    /// Folders, itself among them, in which their owner may not write.
+    shut: Vec<String>,
+    /// Nothing can be written there by anybody.
+    read_only: bool,
     /// Why it could not be read to its end.
     trouble: Option<String>,
 }
@@ -53,8 +59,12 @@ pub fn look(config: &Config, store: &Store, now: Stamp) -> (Vec<Line>, Option<Lo
         owner: at.uid(),
         asks: rustix::process::geteuid().as_raw(),
         mode: at.mode() & 0o7777,
+        read_only: statvfs(dir).is_ok_and(|disk| disk.f_flag.contains(StatVfsMountFlags::RDONLY)),
         ..Found::default()
     };
+    if found.mode & 0o700 != 0o700 {
+        found.shut.push(dir.display().to_string());
+    }
     let ours = found.owner == found.asks;
     if ours && at.is_dir() {
         walk(dir, found.owner, &mut found);
@@ -73,6 +83,7 @@ pub fn look(config: &Config, store: &Store, now: Stamp) -> (Vec<Line>, Option<Lo
     lines.push(lock(&lock_of(&dir.join("lock"), now), super::longest_tick_s(settings)));
     let loaded = store.load_state(now);
     lines.push(state(&loaded));
+    lines.extend(loaded.iter().flat_map(|loaded| remembered(&loaded.state)));
     lines.push(room("disk", dir, &space(dir), STATE_ROOM));
     (lines, loaded.ok())
 }
@@ -112,6 +123,9 @@ fn walk(dir: &Path, owner: u32, found: &mut Found) {
                 found.open.push((path.display().to_string(), if at.is_dir() { 0o700 } else { 0o600 }));
             }
             if at.is_dir() {
+                if at.mode() & 0o700 != 0o700 {
+                    found.shut.push(path.display().to_string());
+                }
                 folders.push(path);
             }
         }
@@ -131,6 +145,13 @@ fn user(uid: u32) -> Option<String> {
     })
 }
 
+/// Whom root should run this as: whoever has the state directory. Root sees another box than the agent does.
+pub fn not_for_root(dir: &Path) -> Option<String> {
+    let owner = fs::metadata(dir).ok()?.uid();
+    let root = rustix::process::geteuid().is_root();
+    (root && owner != 0).then(|| user(owner).unwrap_or_else(|| format!("'#{owner}'")))
+}
+
 fn missing(dir: &Path, can_be_made: bool) -> Line {
     let what = format!("{} is not there", dir.display());
     if can_be_made {
@@ -146,7 +167,7 @@ fn missing(dir: &Path, can_be_made: bool) -> Line {
 fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
     let shown = dir.display();
     let fact = "state_dir";
-    let Found { owner: uid, asks, mode, strangers, open, trouble } = found;
+    let Found { owner: uid, asks, mode, strangers, open, shut, read_only, trouble } = found;
     let name = owner.map_or_else(|| format!("'#{uid}'"), str::to_owned);
     if uid != asks {
         let what = format!("{shown} belongs to {name} (uid {uid}), and this is uid {asks}");
@@ -157,6 +178,14 @@ fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
             format!("run it as that user: sudo -u {name} monky-deployd check")
         };
         return Line::failure(fact, what, &remedy);
+    }
+    if *read_only {
+        let what = format!("{shown} is on a file system that is mounted read-only: nothing can be written there");
+        return Line::failure(fact, what, "look why (`findmnt -T`, the kernel's log), and mount it writable");
+    }
+    if let Some(first) = shut.first() {
+        let what = format!("{first} is closed to its own user: nothing can be written there");
+        return Line::failure(fact, what, &format!("chmod u+rwx {first}"));
     }
     if let Some(why) = trouble {
         return Line::failure(
@@ -196,6 +225,11 @@ fn lock_of(path: &Path, now: Stamp) -> Lock {
     }
 }
 
+/// Somebody holds the lock.
+pub fn is_held(path: &Path) -> bool {
+    matches!(lock_of(path, Stamp(0)), Lock::Held(..))
+}
+
 /// The process in a line like `1: FLOCK  ADVISORY  WRITE 705 08:02:12345 0 EOF` for this inode. A waiting one has `->`.
 fn holder(list: &str, inode: u64) -> Option<u32> {
     list.lines().find_map(|line| {
@@ -205,6 +239,19 @@ fn holder(list: &str, inode: u64) -> Option<u32> {
         };
         (file.rsplit(':').next()?.parse() == Ok(inode)).then(|| pid.parse().ok())?
     })
+}
+
+/// What the last tick left word of: a hold, and what was in its way. Of what there is not there is no line.
+pub fn remembered(state: &State) -> Vec<Line> {
+    let hold = state.hold.iter().map(|hold| {
+        let what = format!("tenancy said hold at {}: {}", moment(hold.since), hold.reason);
+        Line::warning("hold", what, "nothing on this box: nothing is deployed until tenancy takes it back")
+    });
+    let troubles = state.troubles().map(|trouble| {
+        let what = format!("{} since {}: {}", trouble.code, moment(trouble.at), trouble.code.bare(&trouble.detail));
+        Line::warning("trouble", what, trouble.code.remedy())
+    });
+    hold.chain(troubles).collect()
 }
 
 fn lock(lock: &Lock, longest_s: u64) -> Line {
@@ -292,8 +339,9 @@ pub fn room(fact: &str, path: &Path, space: &Result<Space, String>, (least, fair
 mod tests {
     use super::super::line::Level;
     use super::*;
+    use crate::effects::failure::Code;
     use crate::effects::local::LocalFacts;
-    use crate::effects::state::State;
+    use crate::effects::state::{Hold, LastError};
 
     fn found() -> Found {
         Found { owner: 7, asks: 7, mode: 0o700, ..Found::default() }
@@ -321,6 +369,9 @@ mod tests {
         assert_eq!(judged(&Found { mode: 0o750, ..found() }), (Level::Failure, "chmod 0700 state".to_owned()));
         let strange = Found { strangers: vec!["state/state.json".to_owned()], ..found() };
         assert_eq!(judged(&strange), (Level::Failure, "sudo chown -hR agent: state".to_owned()));
+        let shut = Found { shut: vec!["state/outbox".to_owned()], mode: 0o500, ..found() };
+        assert_eq!(judged(&shut), (Level::Failure, "chmod u+rwx state/outbox".to_owned()));
+        assert_eq!(judged(&Found { read_only: true, ..found() }).0, Level::Failure);
         let open = Found { open: vec![("state/token.json".to_owned(), 0o600)], ..found() };
         assert_eq!(judged(&open), (Level::Warning, "chmod 0600 state/token.json".to_owned()));
         assert_eq!(judged(&Found { trouble: Some("it is no directory".to_owned()), ..found() }).0, Level::Failure);
@@ -331,6 +382,20 @@ mod tests {
         assert_eq!(missing(Path::new("state"), true).level, Level::Warning);
         let line = missing(Path::new("state"), false);
         assert!(line.level == Level::Failure && line.remedy.unwrap().contains("install -d -m 0700"));
+    }
+
+    #[test]
+    fn a_folder_in_which_its_owner_may_not_write_is_found_wherever_it_is() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let outbox = state.join("outbox");
+        fs::create_dir_all(&outbox).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(&outbox, fs::Permissions::from_mode(0o500)).unwrap();
+        let mut found = Found::default();
+        walk(&state, rustix::process::geteuid().as_raw(), &mut found);
+        assert_eq!(found.shut, [outbox.display().to_string()]);
     }
 
     #[test]
@@ -393,6 +458,33 @@ mod tests {
         assert_eq!(state(&loaded(&[])).level, Level::Ok);
         let line = state(&loaded(&["state.json is empty; the next tick sets it aside"]));
         assert!(line.level == Level::Warning && line.what.contains("state.json is empty"), "{line:?}");
+    }
+
+    #[test]
+    fn a_hold_and_every_trouble_have_a_line_of_their_own_and_nothing_has_none() {
+        assert_eq!(remembered(&State::default()), []);
+        let trouble = |code: Code| LastError {
+            code,
+            phase: "token".to_owned(),
+            detail: format!("no -> {}", code.remedy()),
+            at: Stamp(0),
+        };
+        let lines = remembered(&State {
+            hold: Some(Hold { reason: "freeze".to_owned(), since: Stamp(0) }),
+            trouble: Some(trouble(Code::TenancyUnreachable)),
+            unsolved: vec![trouble(Code::LeaseRateLimited)],
+            ..State::default()
+        });
+        let told: Vec<(&str, Level, &str)> =
+            lines.iter().map(|line| (line.fact.as_str(), line.level, line.what.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                ("hold", Level::Warning, "tenancy said hold at 1970-01-01T00:00:00Z: freeze"),
+                ("trouble", Level::Warning, "TENANCY_UNREACHABLE since 1970-01-01T00:00:00Z: no"),
+                ("trouble", Level::Warning, "LEASE_RATE_LIMITED since 1970-01-01T00:00:00Z: no"),
+            ]
+        );
     }
 
     #[test]

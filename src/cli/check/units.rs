@@ -3,11 +3,14 @@
 //! Invariant: systemd is only asked (`systemctl show`), with a deadline.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::super::words::moment;
 use super::line::Line;
 use crate::drivers::docker::cli::{Call, Docker};
+use crate::effects::Stamp;
+use crate::effects::failure::Code;
 
 /// How long it may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -15,13 +18,27 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const RUNNING: &str = "/run/systemd/system";
 const TIMER: &str = "monky-deployd.timer";
 const SERVICE: &str = "monky-deployd.service";
-const ASKED: &str = "LoadState,ActiveState,UnitFileState,Result,ExecMainStatus,TimeoutStartUSec";
+/// How a tick ends that could do nothing, which systemd takes for a success.
+const LATER: &str = "75";
+const ASKED: &str = "LoadState,ActiveState,UnitFileState,Result,ExecMainStatus,ExecMainExitTimestamp,TimeoutStartUSec,\
+    ProtectSystem,ProtectHome,ReadWritePaths,StateDirectory";
 
 /// What systemd says of a unit, by property.
 type Unit = BTreeMap<String, String>;
 
+/// What the units have to allow, and what is known of the ticks.
+#[derive(Debug)]
+pub struct Expected {
+    /// The longest tick (seconds).
+    pub longest_s: u64,
+    /// Where it has to write.
+    pub state_dir: PathBuf,
+    /// What is in the way for longest, and since when.
+    pub trouble: Option<(Code, Stamp)>,
+}
+
 /// Asks systemd.
-pub fn look(docker: &Docker, longest_s: u64) -> Vec<Line> {
+pub fn look(docker: &Docker, expected: &Expected) -> Vec<Line> {
     if !Path::new(RUNNING).is_dir() {
         return unchecked("systemd does not run here");
     }
@@ -31,7 +48,7 @@ pub fn look(docker: &Docker, longest_s: u64) -> Vec<Line> {
         Ok(output) if output.status.success() => {
             let units = parse(&output.stdout.text());
             let unit = |at: usize| units.get(at).cloned().unwrap_or_default();
-            judge(&unit(0), &unit(1), longest_s)
+            judge(&unit(0), &unit(1), expected)
         }
         Ok(output) => unchecked(output.stderr.text().trim()),
         Err(error) => unchecked(&error.to_string()),
@@ -49,9 +66,9 @@ fn parse(text: &str) -> Vec<Unit> {
     text.split("\n\n").map(|block| block.lines().filter_map(pair).collect()).collect()
 }
 
-fn judge(timer: &Unit, service: &Unit, longest_s: u64) -> Vec<Line> {
+fn judge(timer: &Unit, service: &Unit, expected: &Expected) -> Vec<Line> {
     let mut lines = vec![timer_line(timer)];
-    lines.extend(service_lines(service, longest_s));
+    lines.extend(service_lines(service, expected));
     lines
 }
 
@@ -81,7 +98,7 @@ fn timer_line(timer: &Unit) -> Line {
     }
 }
 
-fn service_lines(service: &Unit, longest_s: u64) -> Vec<Line> {
+fn service_lines(service: &Unit, expected: &Expected) -> Vec<Line> {
     if let Some(line) = not_loaded("service", SERVICE, property(service, "LoadState")) {
         return vec![line];
     }
@@ -90,14 +107,54 @@ fn service_lines(service: &Unit, longest_s: u64) -> Vec<Line> {
     // From 200 on it is systemd's own: the program was not even started.
     let started = status.parse::<u32>().is_ok_and(|status| status < 200);
     let journal = format!("sudo journalctl -u {SERVICE} -n 50");
+    // Not of this boot: then status and result say nothing but what they begin with.
+    let none_ended = service.get("ExecMainExitTimestamp").is_some_and(|at| matches!(at.as_str(), "" | "n/a" | "0"));
+    let why = format!("`monky-deployd status` says why; {journal}");
     vec![
         match result {
-            "success" | "" => Line::ok("service", if result.is_empty() { "no tick yet".to_owned() } else { what }),
+            "success" | "" if property(service, "ActiveState") == "activating" => {
+                Line::ok("service", "a tick is at work".to_owned())
+            }
+            "success" | "" if result.is_empty() || none_ended => {
+                Line::ok("service", "no tick has ended yet since this machine started".to_owned())
+            }
+            "success" if status == LATER => {
+                let since = expected.trouble.map(|(code, at)| format!(": {code} since {}", moment(at)));
+                let what = format!("the last tick could do nothing ({LATER}, later){}", since.unwrap_or_default());
+                Line::warning("service", what, &why)
+            }
+            "success" => Line::ok("service", what),
             _ if !started => Line::failure("service", format!("{what}: systemd could not start it"), &journal),
-            _ => Line::warning("service", what, &format!("`monky-deployd status` says why; {journal}")),
+            _ => Line::warning("service", what, &why),
         },
-        limit(property(service, "TimeoutStartUSec"), longest_s),
+        limit(property(service, "TimeoutStartUSec"), expected.longest_s),
     ]
+    .into_iter()
+    .chain(paths(service, &expected.state_dir))
+    .collect()
+}
+
+/// Whether the service may write where it has to, as far as systemd keeps it from writing; no line where it may.
+fn paths(service: &Unit, dir: &Path) -> Option<Line> {
+    let below = |roots: &[&str]| roots.iter().any(|root| dir.starts_with(root));
+    let closed = match property(service, "ProtectSystem") {
+        "strict" => true,
+        "full" => below(&["/usr", "/boot", "/efi", "/etc"]),
+        "yes" => below(&["/usr", "/boot", "/efi"]),
+        _ => false,
+    };
+    let at_home = matches!(property(service, "ProtectHome"), "yes" | "read-only" | "tmpfs")
+        && below(&["/home", "/root", "/run/user"]);
+    let opened = property(service, "ReadWritePaths").split_whitespace();
+    let opened = opened.map(|path| PathBuf::from(path.trim_start_matches(['-', '+'])));
+    let own = property(service, "StateDirectory").split_whitespace().map(|name| Path::new("/var/lib").join(name));
+    let open = opened.chain(own).any(|path| dir.starts_with(path));
+    ((closed || at_home) && !open).then(|| {
+        let what = format!("{SERVICE} may not write below {}, which is `state_dir`", dir.display());
+        let remedy = format!("sudo systemctl edit {SERVICE}, and below [Service]: ReadWritePaths={}", dir.display());
+        let home = if at_home { "; and ProtectHome=no" } else { "" };
+        Line::failure("service.paths", what, &format!("{remedy}{home}"))
+    })
 }
 
 fn limit(limit: &str, longest_s: u64) -> Line {
@@ -153,9 +210,13 @@ mod tests {
     const TIMER_SAYS: &str = "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\n";
     const SERVICE_SAYS: &str = "TimeoutStartUSec=30min\nExecMainStatus=0\nLoadState=loaded\nActiveState=inactive\nUnitFileState=static\nResult=success\n";
 
+    fn expected(state_dir: &str) -> Expected {
+        Expected { longest_s: 1800, state_dir: state_dir.into(), trouble: Some((Code::TenancyUnreachable, Stamp(0))) }
+    }
+
     fn judged(timer: &str, service: &str) -> Vec<Line> {
         let units = parse(&format!("{timer}\n{service}"));
-        judge(&units[0], &units[1], 1800)
+        judge(&units[0], &units[1], &expected("/var/lib/monky-deployd"))
     }
 
     fn level(fact: &str, lines: &[Line]) -> Level {
@@ -182,10 +243,52 @@ mod tests {
                 .replace("Status=0", &format!("Status={status}"));
             level("service", &judged(TIMER_SAYS, &says))
         };
-        assert_eq!(last("success", "75"), Level::Ok);
+        assert_eq!(last("success", "75"), Level::Warning);
         assert_eq!(last("exit-code", "1"), Level::Warning);
         assert_eq!(last("timeout", "15"), Level::Warning);
         assert_eq!(last("exit-code", "217"), Level::Failure);
+    }
+
+    fn service(more: &str) -> Line {
+        let lines = judged(TIMER_SAYS, &format!("{SERVICE_SAYS}{more}"));
+        lines.into_iter().find(|line| line.fact == "service").unwrap()
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_told_with_since_when() {
+        let line = service("ExecMainStatus=75\n");
+        assert!(line.what.ends_with("TENANCY_UNREACHABLE since 1970-01-01T00:00:00Z"), "{line:?}");
+    }
+
+    #[test]
+    fn where_no_tick_has_ended_none_is_said_to_have_ended() {
+        for never in ["", "n/a", "0"] {
+            let line = service(&format!("ExecMainExitTimestamp={never}\n"));
+            assert!(line.level == Level::Ok && line.what.starts_with("no tick has ended yet"), "{line:?}");
+        }
+        let line = service("ExecMainExitTimestamp=Mon 2026-11-30 10:00:00 UTC\n");
+        assert_eq!(line.what, "the last tick ended with 0 (success)");
+        let line = service("ExecMainExitTimestamp=\nActiveState=activating\n");
+        assert_eq!(line.what, "a tick is at work");
+    }
+
+    #[test]
+    fn a_state_directory_in_which_the_service_may_not_write_fails() {
+        let fails = |dir: &str, more: &str| {
+            let units = parse(&format!("{TIMER_SAYS}\n{SERVICE_SAYS}{more}"));
+            let lines = judge(&units[0], &units[1], &expected(dir));
+            lines.iter().any(|line| line.fact == "service.paths" && line.level == Level::Failure)
+        };
+        let ours = "ProtectSystem=strict\nProtectHome=yes\nStateDirectory=monky-deployd\n";
+        assert!(!fails("/var/lib/monky-deployd", ours));
+        assert!(!fails("/var/lib/monky-deployd/sub", ours));
+        assert!(fails("/srv/deployd", ours));
+        assert!(fails("/var/lib/monky-deployd-2", ours), "a prefix of a name is no folder");
+        assert!(!fails("/srv/deployd", &format!("{ours}ReadWritePaths=/mnt -/srv\n")));
+        assert!(!fails("/srv/deployd", "ProtectSystem=full\n") && fails("/etc/deployd", "ProtectSystem=full\n"));
+        assert!(!fails("/etc/deployd", "ProtectSystem=yes\n") && fails("/usr/deployd", "ProtectSystem=yes\n"));
+        assert!(fails("/home/me/state", "ProtectSystem=no\nProtectHome=yes\n"));
+        assert!(!fails("/srv/deployd", "") && !fails("/srv/deployd", "ProtectSystem=no\n"));
     }
 
     #[test]

@@ -327,6 +327,11 @@ impl Store {
         })
     }
 
+    /// Removes a recording; one that is not there is fine.
+    pub fn drop_recording(&self, name: &str) -> Result<(), StoreFault> {
+        self.writing(|| files::remove(self.disk(), &self.dir.join(RECORDINGS), name))
+    }
+
     /// The recordings that are kept, oldest first.
     pub fn recordings(&self) -> Result<Vec<PathBuf>, StoreError> {
         let dir = self.dir.join(RECORDINGS);

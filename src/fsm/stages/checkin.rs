@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Bundle, Conclusion, PulledProof, Purpose, Report, Token, Up, answer};
 use crate::effects::failure::Code;
-use crate::effects::state::{Cause, LastResult};
-use crate::effects::{CallFault, CheckinRequest, Desired, Event, Sha};
+use crate::effects::state::{Cause, Hold, LastResult, State};
+use crate::effects::{CallFault, CheckinRequest, Desired, Event, LocalFacts, Sha};
 use crate::fsm::event::{Boot, Note};
 use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::{Core, Flow};
@@ -70,6 +70,27 @@ pub fn boot(boot: Boot) -> Transition {
     Flow::begin(core, Checkin {}).then(request)
 }
 
+fn runs(state: &State, local: &LocalFacts, sha: &Sha) -> bool {
+    state.applied().is_some_and(|applied| applied.sha == *sha)
+        && local.current.as_ref() == Some(sha)
+        && state.unfinished.is_none()
+        && !state.in_doubt
+}
+
+/// Why this bundle is deployed, on a box that knows this when the tick begins.
+pub fn cause(state: &State, local: &LocalFacts, sha: &Sha) -> Cause {
+    let tried = state.attempts.get(sha).map_or(0, |tried| tried.count);
+    if runs(state, local, sha) {
+        Cause::Forced
+    } else if tried > 0 {
+        Cause::Retry(tried)
+    } else if state.applied().is_some_and(|applied| applied.sha == *sha) {
+        Cause::Drift
+    } else {
+        Cause::NewSha
+    }
+}
+
 impl Flow<Checkin> {
     pub(in crate::fsm) fn on(self, event: Event) -> Transition {
         let checked_in = answer!(self, event, CheckinRequest);
@@ -98,6 +119,11 @@ impl Flow<Checkin> {
         let core = self.core_mut();
         core.tenancy_up = true;
         let Desired { desired_sha, hold } = desired;
+        let before = core.state.hold.take();
+        core.state.hold = hold.as_ref().map(|reason| Hold {
+            reason: faults::clip(reason, 300),
+            since: before.map_or(core.now, |before| before.since),
+        });
         if let Some(reason) = hold {
             return self.idle(Conclusion::Held { reason });
         }
@@ -123,15 +149,7 @@ impl Flow<Checkin> {
                 return self.idle(Conclusion::TooEarly { sha, until });
             }
         }
-        let cause = if self.runs(&sha) {
-            Cause::Forced
-        } else if tried.count > 0 {
-            Cause::Retry(tried.count)
-        } else if core.state.applied().is_some_and(|applied| applied.sha == sha) {
-            Cause::Drift
-        } else {
-            Cause::NewSha
-        };
+        let cause = cause(&core.state, &core.local, &sha);
         let attempt = Attempt { sha, number: tried.count.saturating_add(1), cause, since: core.began };
         // How far an interrupted apply got is not known, and here it is given up for another attempt.
         self.core_mut().state.in_doubt |= self.core().state.unfinished.is_some();
@@ -141,10 +159,7 @@ impl Flow<Checkin> {
     /// The desired bundle is applied, and nothing was done to the box since.
     fn runs(&self, sha: &Sha) -> bool {
         let core = self.core();
-        core.state.applied().is_some_and(|applied| applied.sha == *sha)
-            && core.local.current.as_ref() == Some(sha)
-            && core.state.unfinished.is_none()
-            && !core.state.in_doubt
+        runs(&core.state, &core.local, sha)
     }
 
     /// An apply was interrupted after promotion, and its release is still there.

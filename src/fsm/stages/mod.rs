@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use bundle::{Bundle, COMPOSE_MIN};
-pub use checkin::{Checkin, boot};
+pub use checkin::{Checkin, boot, cause};
 pub use conclusion::{Conclusion, Done, Exit};
 pub use healthy::Healthy;
 pub use pull::{Pull, PulledProof};

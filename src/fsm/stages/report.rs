@@ -12,7 +12,7 @@ use crate::effects::containers::Container;
 use crate::effects::failure::{Class, Code};
 use crate::effects::report::Report as Told;
 use crate::effects::{
-    CallFault, DropReport, Event, PruneReleases, RemoveImages, SaveReport, SaveState, SendReport, StoreFault,
+    CallFault, DropReport, Event, PruneReleases, RemoveImages, SaveReport, SaveState, SendReport, StoreFault, counted,
 };
 use crate::fsm::StageName;
 use crate::fsm::edges::Leads;
@@ -186,7 +186,7 @@ impl Flow<Report> {
                 self.note(Note::warn(format!("old releases could not be removed: {}", fault.detail)));
             }
             Event::ImagesRemoved(Ok(removed)) => {
-                self.note(Note::info(format!("{} images removed", removed.gone.len())));
+                self.note(Note::info(format!("{} removed", counted(removed.gone.len(), "image"))));
                 self.core_mut().state.images.retain(|id| !removed.gone.contains(id));
             }
             Event::ImagesRemoved(Err(fault)) => {
@@ -233,7 +233,8 @@ impl Flow<Report> {
             Err(fault) => {
                 let failure = faults::tenancy(StageName::Report, "report", &fault);
                 let waiting = self.core().local.outbox.len();
-                self.note(Note::warn(format!("{}; {waiting} reports wait for the next tick", failure.detail)));
+                let kept = counted(waiting, "report");
+                self.note(Note::warn(format!("{}; {kept} kept for the next tick", failure.detail)));
                 false
             }
         };

@@ -11,7 +11,7 @@ use super::{Deploy, Pull, Report, Token, answer};
 use crate::effects::failure::Code;
 use crate::effects::{
     BaoFault, CheckCompose, EffectId, Event, LookupToken, ReadSecret, SecretFacts, SecretFault, TokenFacts, TokenName,
-    ValueFact, ValueUse, Wanted, WriteRelease,
+    ValueFact, ValueUse, Wanted, WriteRelease, counted,
 };
 use crate::fsm::StageName;
 use crate::fsm::edges::Leads;
@@ -190,7 +190,7 @@ impl Flow<Secrets> {
         }
         let and = if registry.is_some() { " + registry credential" } else { "" };
         let named = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
-        self.note(Note::info(format!("{} secrets read{named}{and}", names.len())));
+        self.note(Note::info(format!("{} read{named}{and}", counted(names.len(), "secret"))));
         let deploy = &self.stage.deploy;
         let release = WriteRelease {
             sha: deploy.attempt.sha.clone(),

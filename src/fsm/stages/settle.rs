@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use super::{Attempt, Conclusion};
 use crate::effects::by_service;
 use crate::effects::containers::{Container, ContainerState};
+use crate::effects::failure::Code;
 use crate::effects::report::{Outcome, Report as Told, ReportedContainer};
 use crate::effects::state::{Applied, Attempts, LastError, LastResult, Promotion, State};
 use crate::effects::{Sha, Stamp};
@@ -20,12 +21,12 @@ const PROMOTIONS: usize = 10;
 /// Writes the conclusion into the state. What tenancy is to be told comes back.
 pub(super) fn settle(core: &mut Core, conclusion: &Conclusion) -> Option<Told> {
     let now = core.now;
+    remember_trouble(core, conclusion);
     match conclusion {
         Conclusion::Applied { goal, seen } => {
             let state = &mut core.state;
             state.unfinished = None;
             state.in_doubt = false;
-            state.trouble = None;
             state.last_at = Some(now);
             let images: BTreeSet<String> = seen
                 .iter()
@@ -73,29 +74,77 @@ pub(super) fn settle(core: &mut Core, conclusion: &Conclusion) -> Option<Told> {
             let tried = Attempts { count: attempt.number, next_at, quarantined };
             core.state.attempts.insert(attempt.sha.clone(), tried);
             core.state.unfinished = None;
-            core.state.trouble = None;
             core.state.last_at = Some(now);
             core.state.last_result = Some(LastResult::Failed);
             core.state.last_error = Some(error.clone());
             Some(tell(core, attempt, Some(&error), false, failure.phase.as_str(), seen))
         }
-        Conclusion::Deferred { failure, attempt: _ } => {
-            let same = |trouble: &LastError| trouble.code == failure.code && trouble.phase == failure.phase.as_str();
-            // The same trouble as a minute ago is not written again: `at` tells since when.
-            if !core.state.trouble.as_ref().is_some_and(same) {
-                core.state.trouble = Some(last_error(failure, now));
-            }
+        Conclusion::Unchanged { .. } => {
+            // A forced apply of it may have failed. It runs and is healthy: that is over, and will not be tried again.
+            core.state.attempts.clear();
+            core.state.last_error = None;
             None
         }
-        Conclusion::Offline => None,
+        Conclusion::Deferred { .. }
+        | Conclusion::Offline
+        | Conclusion::Idle
+        | Conclusion::Held { .. }
+        | Conclusion::TooEarly { .. }
+        | Conclusion::Quarantined { .. } => None,
+    }
+}
+
+/// What is in the way now, and what was before and is not known to be over.
+fn remember_trouble(core: &mut Core, conclusion: &Conclusion) {
+    let (reached, new) = match conclusion {
+        // It knows nothing new.
+        Conclusion::Offline => return,
+        Conclusion::Applied { .. } => (StageName::Done, None),
+        Conclusion::Failed { failure, .. } => (failure.phase, None),
+        Conclusion::Deferred { failure, attempt: Some(_) } => (failure.phase, Some(failure)),
+        Conclusion::Deferred { failure, attempt: None } => (StageName::Checkin, Some(failure)),
         Conclusion::Unchanged { .. }
         | Conclusion::Idle
         | Conclusion::Held { .. }
         | Conclusion::TooEarly { .. }
-        | Conclusion::Quarantined { .. } => {
-            core.state.trouble = None;
-            None
-        }
+        | Conclusion::Quarantined { .. } => (StageName::Checkin, None),
+    };
+    let wanted = !matches!(conclusion, Conclusion::Unchanged { .. } | Conclusion::Idle);
+    let mut before: Vec<LastError> = core.state.trouble.take().into_iter().collect();
+    before.append(&mut core.state.unsolved);
+    let new = new.map(|failure| {
+        // The same trouble as a minute ago is not written again: `at` tells since when.
+        let same = |trouble: &&LastError| trouble.code == failure.code && trouble.phase == failure.phase.as_str();
+        before.iter().find(same).cloned().unwrap_or_else(|| last_error(failure, core.now))
+    });
+    before.retain(|old| new.as_ref().is_none_or(|new| new.code != old.code) && goes_on(core, reached, wanted, old));
+    let mut all = new.into_iter().chain(before);
+    core.state.trouble = all.next();
+    core.state.unsolved = all.collect();
+}
+
+/// Whether an earlier trouble is not known to be over after a tick that came as far as this stage, and after which a
+/// deploy is still wanted, or not.
+fn goes_on(core: &Core, reached: StageName, wanted: bool, trouble: &LastError) -> bool {
+    let stage = StageName::ALL.iter().find(|stage| stage.as_str() == trouble.phase);
+    if stage == Some(&StageName::Checkin) {
+        // Only tenancy's own word ends it; one way of not answering takes the place of another.
+        return !core.tenancy_up && reached > StageName::Checkin;
+    }
+    if stage.is_none_or(|stage| *stage <= reached) {
+        return false;
+    }
+    let local = &core.local;
+    let grant = local.grant.as_ref().is_some_and(|grant| grant.expires_at.is_none_or(|end| end > core.now));
+    let way_in = local.token.is_some() || local.bootstrap || grant;
+    // What is about the box's way to secrets is in the way of the next deploy, whenever that comes.
+    if trouble.code == Code::LeaseRateLimited {
+        let state = &core.state;
+        !way_in && retry::lease_free_at(&state.leases, state.lease_not_before, core.now).is_some()
+    } else if trouble.code == Code::GrantRejected {
+        !way_in
+    } else {
+        wanted || trouble.code == Code::BaoUnavailable
     }
 }
 

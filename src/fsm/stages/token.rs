@@ -64,6 +64,10 @@ impl Token {
         if core.local.bootstrap {
             return true;
         }
+        // Whether OpenBao is back shows only when somebody asks.
+        if core.local.token.is_some() && core.state.troubles().any(|trouble| trouble.code == Code::BaoUnavailable) {
+            return true;
+        }
         let Some(token) = core.state.token.as_ref().filter(|_| core.local.token == Some(TokenSource::Lease)) else {
             return false;
         };
@@ -292,6 +296,10 @@ impl Flow<Token> {
             }
             Err(fault) => {
                 let failure = faults::lease(PHASE, &fault);
+                if let LeaseFault::Call(CallFault::Unreachable { never_sent: true, detail: _ }) = fault {
+                    // Nobody can have counted what never left this box.
+                    self.core_mut().state.leases.pop();
+                }
                 if let LeaseFault::Call(CallFault::Status { status, retry_after_s, detail: _ }) = fault {
                     let core = self.core_mut();
                     // Tenancy's own no did not count. A gateway's (502, 504) says nothing about what is behind it.
@@ -320,7 +328,8 @@ impl Flow<Token> {
                     TokenSource::Bootstrap => "the bootstrap token works; its swap is put off",
                     TokenSource::Lease => "the old token still works; a new one is put off",
                 };
-                self.note(Note::warn(format!("{}: {}; {which}", failure.code, failure.detail)));
+                let what = failure.code.bare(&failure.detail);
+                self.note(Note::warn(format!("{}: {what}; {which}", failure.code)));
                 self.ready()
             }
             None => self.fail(failure),
@@ -459,10 +468,14 @@ impl Flow<Token> {
         }
     }
 
-    fn ready(self) -> Transition {
+    fn ready(mut self) -> Transition {
         match self.stage.purpose.clone() {
             Purpose::Deploy(deploy) => Secrets::read(self, deploy),
-            Purpose::Care(conclusion) => Report::conclude(self, conclusion),
+            Purpose::Care(conclusion) => {
+                // Whatever it said of the token, it spoke.
+                self.core_mut().state.forget_trouble(Code::BaoUnavailable);
+                Report::conclude(self, conclusion)
+            }
         }
     }
 

@@ -106,14 +106,11 @@ impl Up {
 /// What an attempt is told to have failed of: a failed rollback does not hide what it was made for.
 fn told_of(goal: &Goal, failure: Failure) -> Failure {
     match &goal.instead_of {
-        Some(first) if failure.code.class() == Class::Failed => Failure {
-            code: first.error.code,
-            phase: failure.phase,
-            detail: faults::clip(
-                &format!("{}; the rollback failed too: {}", first.error.detail, failure.detail),
-                faults::DETAIL,
-            ),
-        },
+        Some(first) if failure.code.class() == Class::Failed => {
+            let code = first.error.code;
+            let (was, is) = (code.bare(&first.error.detail), failure.code.bare(&failure.detail));
+            Failure::new(code, failure.phase, format!("{was}; the rollback failed too: {is}"))
+        }
         Some(_) | None => failure,
     }
 }
