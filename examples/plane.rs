@@ -22,6 +22,7 @@
 mod common {
     pub mod openapi;
     pub mod rig;
+    pub mod stack_env;
 }
 
 use std::fs;
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         eprintln!("usage: plane FOLDER");
         return ExitCode::from(2);
     };
-    let stack = rig::stack().expect("the plane is of no use without the real stack");
+    let stack = common::stack_env::stack().expect("the plane is of no use without the real stack");
     let compose = rig::compose_versions(&stack).pop().expect("the stack has a Compose");
     let mut rig = Rig::with_tls(&stack, &compose);
     // The box has its own.

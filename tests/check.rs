@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use common::forms::forms_of;
+use common::root::root;
 use common::stand::{REGISTRY, Secrets, Stand};
 use monky_deployd::sandbox::docker::Daemon;
 use monky_deployd::sandbox::http::Fault;
@@ -327,8 +328,7 @@ fn a_token_that_was_revoked_fails_and_one_that_came_to_its_end_does_not() {
 
 #[test]
 fn a_state_directory_of_another_user_is_told_with_the_way_to_run_it() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("only root can give a directory away");
+    if !root() {
         return;
     }
     let stand = deployed();

@@ -7,6 +7,9 @@
 //! `target/stack/env`.
 #![cfg(feature = "sandbox")]
 
+#[path = "common/stack_env.rs"]
+mod stack_env;
+
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -16,6 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use monky_deployd::sandbox::grants::GrantKey;
 use monky_deployd::sandbox::openbao::{Auth, OpenBao, Role, env_policy};
 use serde_json::{Value, json};
+use stack_env::stack;
 
 const ISSUER: &str = "https://contract.test";
 
@@ -1052,27 +1056,6 @@ fn the_cases() -> Vec<Step> {
 fn names() -> Names {
     let unique = format!("c{:x}{:x}", std::process::id(), now_s());
     Names { kv: format!("kv-{unique}"), auth: format!("jwt-{unique}"), env: unique }
-}
-
-/// The stack's settings; none if it is left out on purpose.
-fn stack() -> Option<BTreeMap<String, String>> {
-    if std::env::var("STACK").is_ok_and(|value| value == "off") {
-        println!("STACK=off: the real OpenBao is left out");
-        return None;
-    }
-    let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/stack/env");
-    let file = std::env::var_os("STACK_ENV").map_or(default, PathBuf::from);
-    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| {
-        panic!(
-            "{}: {error}\nthe real OpenBao is not up: start it with `make stack-up`, or leave it out with STACK=off",
-            file.display()
-        )
-    });
-    let line = |line: &str| {
-        let (key, value) = line.split_once('=')?;
-        Some((key.to_owned(), value.trim_matches('\'').to_owned()))
-    };
-    Some(text.lines().filter_map(line).collect())
 }
 
 #[test]

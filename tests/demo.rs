@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 use monky_deployd::drivers::clock::Cancel;
+use monky_deployd::fsm::stages::Exit;
 use monky_deployd::sandbox::demo::print::{Paint, WIDTH};
 use monky_deployd::sandbox::demo::set::{OnDisk, Running, Seen};
 use monky_deployd::sandbox::demo::story::{Act, Claim, FIRST, Part, STEPS, Step};
@@ -82,8 +83,8 @@ fn a_claim_that_does_not_hold_is_told_and_the_status_is_1() {
     let told = String::from_utf8(out).unwrap();
     assert!(told.contains("✗ no file was written: DIFFERS: found bootstrap.jwt"), "{told}");
     assert!(told.contains("1 of 2 claims do not hold"), "{told}");
-    assert_eq!((played.tally.held, played.tally.broken, status(played.tally)), (1, 1, 1));
-    assert_eq!(status(Default::default()), 1, "nothing claimed is nothing shown");
+    assert_eq!((played.tally.held, played.tally.broken, status(played.tally)), (1, 1, Exit::Failed));
+    assert_eq!(status(Default::default()), Exit::Failed, "nothing claimed is nothing shown");
 }
 
 #[test]

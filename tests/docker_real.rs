@@ -4,12 +4,14 @@
 //! Everything they make on the engine has a name of its own, and is removed.
 
 mod docker_shared;
+#[path = "common/stack_env.rs"]
+mod stack_env;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -26,20 +28,7 @@ struct Stack(BTreeMap<String, String>);
 impl Stack {
     /// None if it is left out on purpose.
     fn find() -> Option<Stack> {
-        if std::env::var("STACK").as_deref() == Ok("off") {
-            eprintln!("left out: STACK=off");
-            return None;
-        }
-        let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/stack/env");
-        let path = std::env::var_os("STACK_ENV").map_or(default, PathBuf::from);
-        let Ok(text) = fs::read_to_string(&path) else {
-            panic!(
-                "there is no {}: bring the stack up with `make stack-up`, or leave these tests out with STACK=off",
-                path.display()
-            )
-        };
-        let pairs = text.lines().filter_map(|line| line.split_once('='));
-        Some(Stack(pairs.map(|(key, value)| (key.to_owned(), value.trim_matches('\'').to_owned())).collect()))
+        stack_env::stack().map(Stack)
     }
 
     fn get(&self, key: &str) -> &str {

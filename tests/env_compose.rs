@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
-use common::rig::{compose_versions, stack};
+use common::rig::compose_versions;
+use common::stack_env::stack;
 use monky_deployd::effects::env_template::EnvTemplate;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;

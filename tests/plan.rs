@@ -8,7 +8,8 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::rig::{Rig, compose_versions, on_each, stack};
+use common::rig::{Rig, compose_versions, on_each};
+use common::stack_env::stack;
 use serde_json::{Value, json};
 
 /// Every path below a folder with its content, mode, link target and change time.

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::rig::{Ran, Running, wait_until};
+use common::root::root;
 use common::stand::{Secrets, Stand};
 use monky_deployd::sandbox::docker::{Behaviour, Fault as DockerFault, Pace};
 use monky_deployd::sandbox::http::Fault;
@@ -72,15 +73,6 @@ fn content(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         }
     }
     out
-}
-
-/// Whether this test may mount and give files away; said, when not.
-fn is_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("left out: it takes root to mount, or to be somebody else");
-    }
-    root
 }
 
 /// Something mounted on the state directory, until dropped.
@@ -209,7 +201,7 @@ fn of_two_ticks_at_once_one_is_told_that_the_other_is_at_work() {
 
 #[test]
 fn a_read_only_disk_is_told_nothing_is_called_and_the_next_tick_goes_on() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let stand = new_box();
@@ -234,7 +226,7 @@ fn a_read_only_disk_is_told_nothing_is_called_and_the_next_tick_goes_on() {
 
 #[test]
 fn a_disk_without_room_for_the_state_itself_keeps_the_old_one_and_is_told_to_tenancy() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let stand = new_box();
@@ -271,7 +263,7 @@ fn fill(path: &Path) -> std::io::Result<()> {
 
 #[test]
 fn a_state_directory_of_another_user_is_left_alone_and_a_file_of_another_user_is_named() {
-    if !is_root() {
+    if !root() {
         return;
     }
     let stand = new_box();

@@ -25,7 +25,7 @@ fn main() {
         replay::run(&mut goals);
     }
     if (wanted("checkin") || wanted("apply"))
-        && let Some(stack) = common::rig::stack()
+        && let Some(stack) = common::stack_env::stack()
     {
         if wanted("checkin") {
             checkin::run(&stack, &mut goals);

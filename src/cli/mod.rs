@@ -226,7 +226,7 @@ fn run(cli: Cli) -> u8 {
             if let Some(level) = cli.log_level {
                 journal::open(level, cli.log_format == Format::Json);
             }
-            crate::sandbox::demo::run()
+            crate::sandbox::demo::run().status()
         }
         Command::Completions { shell } => {
             let mut script = Vec::new();

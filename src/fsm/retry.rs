@@ -43,15 +43,10 @@ pub fn clamp_next(next: Stamp, now: Stamp) -> Stamp {
     next.min(now.plus_ms(LONGEST_MS))
 }
 
-/// When the next lease may be asked for, if not now: five an hour, and not before tenancy's own word.
+/// When the next lease may be asked for, if not now: five an hour, and not before tenancy's own word. `leases` are in order.
 pub fn lease_free_at(leases: &[Stamp], not_before: Option<Stamp>, now: Stamp) -> Option<Stamp> {
-    let recent = leases.iter().filter(|at| now.since_ms(**at) < LEASE_HOUR_S * 1000);
-    let budget = if recent.clone().count() >= LEASES_AN_HOUR {
-        let nth = recent.clone().count() - LEASES_AN_HOUR;
-        recent.clone().nth(nth).map(|oldest| oldest.plus_s(LEASE_HOUR_S))
-    } else {
-        None
-    };
+    let fifth_last = leases.len().checked_sub(LEASES_AN_HOUR).and_then(|at| leases.get(at));
+    let budget = fifth_last.map(|at| at.plus_s(LEASE_HOUR_S));
     budget.max(not_before).filter(|free| *free > now)
 }
 
@@ -113,7 +108,31 @@ mod tests {
         let leases: Vec<Stamp> = (1..=5).map(|m| now.plus_s(-60 * m)).rev().collect();
         assert_eq!(lease_free_at(&leases[1..], None, now), None);
         assert_eq!(lease_free_at(&leases, None, now), Some(now.plus_s(3300)));
+        assert_eq!(lease_free_at(&leases, None, now.plus_s(3299)), Some(now.plus_s(3300)));
         assert_eq!(lease_free_at(&leases, None, now.plus_s(3300)), None);
+        let older: Vec<Stamp> = [now.plus_s(-7200), now.plus_s(-400)].into_iter().chain(leases).collect();
+        assert_eq!(lease_free_at(&older, None, now), Some(now.plus_s(3300)));
+    }
+
+    #[test]
+    fn tenancys_own_word_is_over_when_its_time_has_come_and_the_later_of_both_counts() {
+        let now = Stamp(10_000_000);
+        let leases: Vec<Stamp> = (1..=5).map(|m| now.plus_s(-60 * m)).rev().collect();
+        assert_eq!(lease_free_at(&[], Some(now), now), None);
+        assert_eq!(lease_free_at(&[], Some(now.plus_s(1)), now), Some(now.plus_s(1)));
+        assert_eq!(lease_free_at(&leases, Some(now.plus_s(3299)), now), Some(now.plus_s(3300)));
+        assert_eq!(lease_free_at(&leases, Some(now.plus_s(3301)), now), Some(now.plus_s(3301)));
+    }
+
+    #[test]
+    fn a_lease_is_forgotten_after_an_hour_and_a_word_when_its_time_has_come() {
+        let now = Stamp(10_000_000);
+        let (mut leases, mut word) = (vec![now.plus_s(-3600), now.plus_s(-3599)], Some(now));
+        forget_leases(&mut leases, &mut word, now);
+        assert_eq!((leases, word), (vec![now.plus_s(-3599)], None));
+        let mut word = Some(now.plus_s(1));
+        forget_leases(&mut Vec::new(), &mut word, now);
+        assert_eq!(word, Some(now.plus_s(1)));
     }
 
     #[test]

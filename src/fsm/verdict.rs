@@ -79,10 +79,10 @@ enum Fine {
     No(Cow<'static, str>),
 }
 
-fn restarts_after(policy: RestartPolicy, exit_code: i64) -> bool {
+/// Whether Docker starts a container again that ended well.
+fn kept_running(policy: RestartPolicy) -> bool {
     match policy {
-        RestartPolicy::No => false,
-        RestartPolicy::OnFailure => exit_code != 0,
+        RestartPolicy::No | RestartPolicy::OnFailure => false,
         RestartPolicy::Always | RestartPolicy::UnlessStopped => true,
     }
 }
@@ -97,7 +97,7 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
         ContainerState::Exited if c.exit_code != 0 => {
             Fine::No(format!("exited with {}{}", c.exit_code, error()).into())
         }
-        ContainerState::Exited if restarts_after(c.restart_policy, c.exit_code) => {
+        ContainerState::Exited if kept_running(c.restart_policy) => {
             Fine::No("exited with 0, though it is to be kept running".into())
         }
         ContainerState::Exited => Fine::Yes,
@@ -109,7 +109,7 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
             Some(Health::Healthy) => Fine::Yes,
             None => {
                 let ran_ms = seen.since.map_or(0, |since| now.since_ms(since));
-                let stable_ms = i64::try_from(stable_s).unwrap_or(i64::MAX / 1000).saturating_mul(1000);
+                let stable_ms = i64::try_from(stable_s).unwrap_or(i64::MAX).saturating_mul(1000);
                 if ran_ms >= stable_ms {
                     Fine::Yes
                 } else {
@@ -172,5 +172,96 @@ pub fn judge<'a>(
         Verdict::Healthy
     } else {
         Verdict::Waiting(waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::{Scrub, Scrubbed};
+
+    /// No secret is in these words.
+    struct Plain;
+
+    impl Scrub for Plain {
+        fn scrub(&self, text: &str) -> String {
+            text.to_owned()
+        }
+    }
+
+    fn said(words: &str) -> Scrubbed {
+        Scrubbed::new(&Plain, words)
+    }
+
+    /// A container of the only service, `a`.
+    fn container(state: ContainerState, change: impl FnOnce(&mut Container)) -> Container {
+        let mut c = Container {
+            id: "1".to_owned(),
+            name: "p-a-1".to_owned(),
+            service: "a".to_owned(),
+            image_id: String::new(),
+            state,
+            health: None,
+            exit_code: 0,
+            error: Scrubbed::default(),
+            restart_count: 0,
+            restart_policy: RestartPolicy::No,
+            started_at: String::new(),
+            started: None,
+        };
+        change(&mut c);
+        c
+    }
+
+    /// What one look after `up` says of it: a word, and why.
+    fn verdict(c: &Container, stable_s: u64) -> (&'static str, String) {
+        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
+        let why = |found: Vec<Found<'_>>| found.into_iter().map(|f| f.why.into_owned()).collect::<Vec<_>>().join("; ");
+        match judge(&services, std::slice::from_ref(c), &mut Baseline::new(), Stamp(0), stable_s) {
+            Verdict::Healthy => ("healthy", String::new()),
+            Verdict::Waiting(found) => ("waiting", why(found)),
+            Verdict::Failing(found) => ("failing", why(found)),
+        }
+    }
+
+    #[test]
+    fn every_state_of_a_container_has_its_verdict() {
+        use ContainerState::{Created, Dead, Exited, Paused, Removing, Restarting, Running};
+        let cases = [
+            (container(Dead, |_| ()), "failing", "dead"),
+            (container(Dead, |c| c.error = said("oom")), "failing", "dead: oom"),
+            (container(Restarting, |c| c.exit_code = 3), "failing", "restarting after exit 3"),
+            (container(Created, |_| ()), "waiting", "created, not started"),
+            (container(Created, |c| c.error = said("no such file")), "failing", "could not be started: no such file"),
+            (container(Exited, |c| c.exit_code = 7), "failing", "exited with 7"),
+            (container(Exited, |_| ()), "healthy", ""),
+            (container(Paused, |_| ()), "waiting", "paused"),
+            (container(Removing, |_| ()), "waiting", "being removed"),
+            (container(Running, |c| c.health = Some(Health::Unhealthy)), "failing", "unhealthy"),
+            (container(Running, |c| c.health = Some(Health::Starting)), "waiting", "health: starting"),
+            (container(Running, |c| c.health = Some(Health::Healthy)), "healthy", ""),
+            (container(Running, |_| ()), "waiting", "running, for 10 s yet to be seen"),
+        ];
+        for (c, word, why) in cases {
+            assert_eq!(verdict(&c, 10), (word, why.to_owned()), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_ended_well_is_fine_unless_docker_is_to_keep_it_running() {
+        use RestartPolicy::{Always, No, OnFailure, UnlessStopped};
+        for (policy, word) in [(No, "healthy"), (OnFailure, "healthy"), (Always, "failing"), (UnlessStopped, "failing")]
+        {
+            let ended = container(ContainerState::Exited, |c| c.restart_policy = policy);
+            assert_eq!(verdict(&ended, 10).0, word, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_health_check_it_is_fine_once_it_was_seen_to_run_for_long_enough() {
+        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
+        let (mut baseline, c) = (Baseline::new(), [container(ContainerState::Running, |_| ())]);
+        let mut at = |ms: i64| judge(&services, &c, &mut baseline, Stamp(ms), 10) == Verdict::Healthy;
+        assert_eq!([at(5_000), at(14_999), at(15_000)], [false, false, true]);
     }
 }

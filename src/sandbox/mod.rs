@@ -4,5 +4,6 @@ pub mod demo;
 pub mod docker;
 pub mod grants;
 pub mod http;
+pub mod mishaps;
 pub mod openbao;
 pub mod tenancy;

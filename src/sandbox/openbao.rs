@@ -12,7 +12,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,6 +25,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::grants::{BadGrant, GrantCheck};
 use super::http::{Answer, Fault, Reply, Request, Server, lock};
+use super::mishaps::Mishaps;
 
 /// The auth mount that [`OpenBao::start`] enables.
 pub const AUTH_MOUNT: &str = "jwt";
@@ -190,8 +191,7 @@ struct State {
     tokens: BTreeMap<String, Token>,
     denied: BTreeSet<String>,
     quotas: BTreeMap<String, Quota>,
-    next: BTreeMap<Call, VecDeque<Fault>>,
-    always: BTreeMap<Call, Fault>,
+    mishaps: Mishaps<Call, Fault>,
     logins: usize,
     log: Vec<Logged>,
 }
@@ -222,8 +222,7 @@ impl OpenBao {
             tokens: BTreeMap::new(),
             denied: BTreeSet::new(),
             quotas: BTreeMap::new(),
-            next: BTreeMap::new(),
-            always: BTreeMap::new(),
+            mishaps: Mishaps::default(),
             logins: 0,
             log: Vec::new(),
         };
@@ -389,15 +388,12 @@ impl OpenBao {
 
     /// The next call of this kind fails so; several wait in line.
     pub fn fail_next(&self, call: Call, fault: Fault) {
-        self.set(|state| state.next.entry(call).or_default().push_back(fault));
+        self.set(|state| state.mishaps.next(call, fault));
     }
 
     /// Every call of this kind fails so, until `None`.
     pub fn fail_always(&self, call: Call, fault: Option<Fault>) {
-        self.set(|state| match fault {
-            Some(fault) => drop(state.always.insert(call, fault)),
-            None => drop(state.always.remove(&call)),
-        });
+        self.set(|state| state.mishaps.always(call, fault));
     }
 
     /// `false`: every connection is closed without a byte.
@@ -537,8 +533,7 @@ impl State {
         let token = token_of(request);
         let accessor = token.and_then(|token| self.tokens.get(token)).map(|token| token.accessor.clone());
         let call = call_of(request.path());
-        let next = self.next.get_mut(&call).and_then(VecDeque::pop_front);
-        let reply = match next.or_else(|| self.always.get(&call).cloned()) {
+        let reply = match self.mishaps.take(&call) {
             Some(fault) => fault.reply(|| self.answer(request)),
             None => Reply::Answer(self.answer(request)),
         };

@@ -16,7 +16,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -33,6 +33,7 @@ use time::format_description::well_known::{Rfc2822, Rfc3339};
 
 use super::grants::{GrantKey, without_signature};
 use super::http::{Answer, Fault, Reply, Request, Server, lock};
+use super::mishaps::Mishaps;
 
 /// The files of a bundle: content by path.
 pub type BundleFiles = BTreeMap<String, Vec<u8>>;
@@ -93,8 +94,7 @@ struct State {
     deny: bool,
     grant_ttl_s: i64,
     minted: u64,
-    next: BTreeMap<Call, VecDeque<Fault>>,
-    always: BTreeMap<Call, Fault>,
+    mishaps: Mishaps<Call, Fault>,
     checkins: Vec<(String, Value)>,
     reports: Vec<(String, Value)>,
     deliveries: usize,
@@ -154,8 +154,7 @@ impl Tenancy {
             deny: false,
             grant_ttl_s: 600,
             minted: 0,
-            next: BTreeMap::new(),
-            always: BTreeMap::new(),
+            mishaps: Mishaps::default(),
             checkins: Vec::new(),
             reports: Vec::new(),
             deliveries: 0,
@@ -281,15 +280,12 @@ impl Tenancy {
 
     /// The next call of this kind fails so; several wait in line.
     pub fn fail_next(&self, call: Call, fault: Fault) {
-        self.set(|state| state.next.entry(call).or_default().push_back(fault));
+        self.set(|state| state.mishaps.next(call, fault));
     }
 
     /// Every call of this kind fails so, until `None`.
     pub fn fail_always(&self, call: Call, fault: Option<Fault>) {
-        self.set(|state| match fault {
-            Some(fault) => drop(state.always.insert(call, fault)),
-            None => drop(state.always.remove(&call)),
-        });
+        self.set(|state| state.mishaps.always(call, fault));
     }
 
     /// `false`: every connection is closed without a byte.
@@ -370,11 +366,7 @@ impl Shared {
     fn reply(&self, request: &Request) -> Reply {
         let mut state = lock(&self.state);
         let route = route(request.path());
-        let fault = route.as_ref().ok().and_then(|(_, resource)| {
-            let call = resource.call();
-            let next = state.next.get_mut(&call).and_then(VecDeque::pop_front);
-            next.or_else(|| state.always.get(&call).cloned())
-        });
+        let fault = route.as_ref().ok().and_then(|(_, resource)| state.mishaps.take(&resource.call()));
         let mut handle = || match &route {
             Ok((env_id, resource)) => self.handle(&mut state, request, env_id, resource),
             Err(refused) => refused.clone(),

@@ -8,6 +8,8 @@ pub mod forms;
 pub mod openapi;
 #[cfg(feature = "sandbox")]
 pub mod rig;
+pub mod root;
 pub mod script;
+pub mod stack_env;
 #[cfg(feature = "sandbox")]
 pub mod stand;

@@ -19,25 +19,7 @@ use std::time::{Duration, Instant};
 use monky_deployd::sandbox::tenancy::{BundleFiles, Tenancy};
 use serde_json::{Value, json};
 
-/// The stack's `env` file, or `None` when it is switched off on purpose.
-///
-/// Without the stack and without `STACK=off` this panics: a suite that quietly does nothing would look green.
-pub fn stack() -> Option<BTreeMap<String, String>> {
-    if std::env::var("STACK").is_ok_and(|stack| stack == "off") {
-        eprintln!("STACK=off: the real stack's tests are left out");
-        return None;
-    }
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/stack/env");
-    let file = std::env::var_os("STACK_ENV").map_or(default, PathBuf::from);
-    let text = fs::read_to_string(&file).unwrap_or_else(|error| {
-        panic!("{}: {error}; start the real stack with `make stack-up`, or leave it out with STACK=off", file.display())
-    });
-    let pair = |line: &str| {
-        let (key, value) = line.split_once('=')?;
-        Some((key.to_owned(), value.trim_matches('\'').to_owned()))
-    };
-    Some(text.lines().filter_map(pair).collect())
-}
+use super::stack_env::stack;
 
 /// The Compose versions of the stack, oldest first.
 pub fn compose_versions(stack: &BTreeMap<String, String>) -> Vec<String> {

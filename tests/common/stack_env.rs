@@ -1,14 +1,22 @@
 //! Where the real stack is, as `tests/stack/up.sh` wrote it down.
 //!
-//! Invariant: a suite that needs the stack and does not find it fails; it is left out only by `STACK=off`.
+//! Invariant: a test that does not find what it needs fails; it is left out only by `STACK=off`, which is said.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Whether what this machine may not be able to is left out on purpose. Said, if so.
+pub fn left_out(what: &str) -> bool {
+    let off = std::env::var("STACK").is_ok_and(|stack| stack == "off");
+    if off {
+        eprintln!("STACK=off: {what} left out");
+    }
+    off
+}
+
 /// The stack's `env` file, or `None` when it is switched off on purpose.
 pub fn stack() -> Option<BTreeMap<String, String>> {
-    if std::env::var("STACK").is_ok_and(|stack| stack == "off") {
-        eprintln!("STACK=off: the real stack's tests are left out");
+    if left_out("a test on the real stack is") {
         return None;
     }
     let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/stack/env");

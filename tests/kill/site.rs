@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::common::forms::forms_of;
 use crate::common::rig::{self, Rig, compose_versions, executable, wait_until};
+use crate::common::stack_env::stack;
 use crate::gate::Gate;
 use crate::watch::Process;
 
@@ -59,7 +60,7 @@ pub struct Settled<'a> {
 impl Site {
     /// A new box on the newest Compose version; none if the real stack is switched off.
     pub fn new() -> Option<Site> {
-        let stack = rig::stack()?;
+        let stack = stack()?;
         let version = compose_versions(&stack).last().unwrap().clone();
         let (registry, bao) = (Gate::before(&stack["STACK_REGISTRY"]), Gate::before(host(&stack["STACK_BAO_ADDR"])));
         let mut rig = Rig::new(&stack, &version);

@@ -8,7 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::common::forms::forms_of;
-use crate::common::rig::{Rig, compose_versions, on_each, on_one, stack};
+use crate::common::rig::{Rig, compose_versions, on_each, on_one};
+use crate::common::stack_env::stack;
 
 const WEB: &str = "services: {web: {image: '@web:1', environment: {PASSWORD: '${PASSWORD}'}}}\n";
 const PASSWORD: &str = "db-c4n4ry-0f3e";

@@ -5,7 +5,8 @@ use std::net::TcpListener;
 use monky_deployd::sandbox::tenancy::BundleFiles;
 use serde_json::{Value, json};
 
-use crate::common::rig::{Rig, compose_versions, on_one, stack, wait_until};
+use crate::common::rig::{Rig, compose_versions, on_one, wait_until};
+use crate::common::stack_env::stack;
 
 const WEB: &str = "services: {web: {image: '@web:1', environment: {PASSWORD: '${PASSWORD}'}}}\n";
 

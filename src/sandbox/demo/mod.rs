@@ -10,8 +10,8 @@ pub mod story;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::cli::exit;
 use crate::drivers::clock::Cancel;
+use crate::fsm::stages::Exit;
 use print::{Paint, Printer};
 use set::{Seen, Set, Trouble, doing};
 use story::{Act, FIRST, Part, STEPS, Step};
@@ -35,7 +35,7 @@ pub struct Played {
 }
 
 /// Shows it on stdout and gives the exit status.
-pub fn run() -> u8 {
+pub fn run() -> Exit {
     let cancel = Cancel::default();
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         if let Err(error) = signal_hook::flag::register(signal, cancel.flag()) {
@@ -46,7 +46,7 @@ pub fn run() -> u8 {
         Ok(exe) => exe,
         Err(error) => {
             eprintln!("the demo calls its own executable as `docker`, and cannot find it: {error}");
-            return exit::FAILED;
+            return Exit::Failed;
         }
     };
     let mut out = io::stdout().lock();
@@ -54,20 +54,20 @@ pub fn run() -> u8 {
         Ok(played) => status(played.tally),
         Err(Trouble::Interrupted) => {
             eprintln!("asked to end; nothing is left behind");
-            exit::TEMPORARY
+            Exit::Temporary
         }
         // Whoever read has gone away: there is nobody left to tell.
-        Err(Trouble::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => exit::FAILED,
+        Err(Trouble::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Failed,
         Err(trouble) => {
             eprintln!("the demo could not go on: {trouble}");
-            exit::FAILED
+            Exit::Failed
         }
     }
 }
 
 /// The exit status of a demo: 0 only if there were claims and all of them hold.
-pub const fn status(tally: Tally) -> u8 {
-    if tally.broken == 0 && tally.held > 0 { exit::OK } else { exit::FAILED }
+pub const fn status(tally: Tally) -> Exit {
+    if tally.broken == 0 && tally.held > 0 { Exit::Ok } else { Exit::Failed }
 }
 
 /// Plays some steps and tells them to `out`. `exe` is the executable that is Docker under the name `docker`.
