@@ -1173,7 +1173,10 @@ is_on() { systemctl is-enabled --quiet "$1" 2>/dev/null && systemctl is-active -
 # An agent that was here before this run and has ticked had a timer: if that is off, somebody meant it.
 plan_timer() {
   declare -g timer_is_left=""
-  if ! is_on monky-deployd.timer && [[ -n $(installed_version "$package") && -e $root$(configured state_dir $default_state_dir)/state.json ]]; then timer_is_left=yes; fi
+  local dir
+  # Where it kept its state until now: the flags may name another folder.
+  dir=$(config_get "$root$etc/config.yaml" state_dir) || dir=""
+  if ! is_on monky-deployd.timer && [[ -n $(installed_version "$package") && -e $root${dir:-$default_state_dir}/state.json ]]; then timer_is_left=yes; fi
 }
 
 start_timer() {

@@ -601,7 +601,10 @@ a_timer_that_somebody_stopped_is_left_alone_and_a_first_one_is_started() {
   says "once its timer is started"
   is_silent_about "within the next minute"
   not_called "systemctl enable"
+  ends 0 installer --deb "$T/package.deb" --set state_dir=/var/lib/other
+  says "is left so"
   # Removed and installed again: the removal stopped it.
+  touch "$T/var/lib/other/state.json"
   rm "$T/installed"
   ends 0 installer --deb "$T/package.deb"
   [[ -e $T/timer-on ]] || fail "it is off"
