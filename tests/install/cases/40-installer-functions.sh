@@ -604,7 +604,7 @@ a_timer_that_somebody_stopped_is_left_alone_and_a_first_one_is_started() {
   ends 0 installer --deb "$T/package.deb" --set state_dir=/var/lib/other
   says "is left so"
   # Removed and installed again: the removal stopped it.
-  touch "$T/var/lib/other/state.json"
+  sed -i /^state_dir/d "$T/etc/monky-deployd/config.yaml"
   rm "$T/installed"
   ends 0 installer --deb "$T/package.deb"
   [[ -e $T/timer-on ]] || fail "it is off"
