@@ -125,7 +125,7 @@ fn some_world() -> impl Strategy<Value = (Script, Event)> {
     ];
     let model = (0..6_u8).prop_map(|which| match which {
         0 => Event::ModelRead(Err(ComposeFault::Run(refused_run("services.web: invalid")))),
-        _ => Event::ModelRead(Ok(model::Model { services: services(), warnings: Vec::new(), demands: Vec::new() })),
+        _ => Event::ModelRead(Ok(model::Model { services: services(), ..Default::default() })),
     });
     let lookup = select(vec![
         Ok(token(3000)),

@@ -99,7 +99,7 @@ fn asks() -> Event {
         demand(Rule::Binds, "db", "volumes[0]", "mounts \"/etc\" of the box", Some("/etc")),
         demand(Rule::Binds, "db", "volumes[1]", "mounts \"/srv/data\" of the box", Some("/srv/data")),
     ];
-    Event::ModelRead(Ok(model::Model { services: services(), warnings: Vec::new(), demands }))
+    Event::ModelRead(Ok(model::Model { services: services(), demands, ..Default::default() }))
 }
 
 /// A box whose owner has said something.
@@ -1475,6 +1475,51 @@ fn health_and_rollback() -> Vec<Scenario> {
                 failed_with(t, Code::Unhealthy);
                 assert!(t.report().is_some_and(|report| !report.rolled_back));
                 assert!(t.done.detail.contains("the rollback failed too"), "{}", t.done.detail);
+            },
+        ),
+        scenario(
+            "what_is_not_there_as_it_was_is_not_brought_back_and_that_is_told",
+            // Its services may write to its compose.yaml, so that the store does not list it.
+            change(rolls_back(running_a()), |boot| boot.local.releases.clear()),
+            Script::default().next(none()).next(sick()),
+            |t| {
+                failed_with(t, Code::Unhealthy);
+                assert!(!t.report().is_some_and(|report| report.rolled_back));
+                assert!(!t.state.attempts[&sha("b")].quarantined);
+                assert_eq!(t.count(OpName::Up), 1);
+                assert!(t.notes.iter().any(|(_, text)| text.contains("is not brought back")));
+            },
+        ),
+        scenario(
+            "an_interrupted_apply_whose_release_is_not_there_as_it_was_begins_anew",
+            change(interrupted_b(), |boot| boot.local.releases.clear()),
+            Script::default(),
+            |t| {
+                assert_eq!(t.done.word, "applied");
+                assert_eq!(
+                    (t.count(OpName::FetchBundle), t.count(OpName::StageBundle), t.count(OpName::Up)),
+                    (1, 1, 1)
+                );
+            },
+        ),
+        scenario(
+            "an_open_release_is_marked_and_what_mounts_it_is_recreated_with_each_attempt",
+            running_a(),
+            Script::default().next(Event::ModelRead(Ok(model::Model {
+                services: services(),
+                open: true,
+                decided: true,
+                ..Default::default()
+            }))),
+            |t| {
+                let label = |open: bool| {
+                    t.ops.iter().find_map(|op| match op {
+                        Op::WriteRelease(write) if write.open == open => Some(write.mounts[0].1.clone()),
+                        _ => None,
+                    })
+                };
+                assert!(label(false).is_none() && label(true).is_some_and(|label| label != "d1"));
+                assert!(t.ops.iter().any(|op| matches!(op, Op::CheckCompose(check) if check.open && check.decided)));
             },
         ),
         scenario(

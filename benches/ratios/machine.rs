@@ -29,8 +29,7 @@ pub fn waiting(looks: usize) -> (Boot, Vec<Input>) {
     boot.settings.healthy_timeout_s = 10_000_000;
     let model = monky_deployd::effects::model::Model {
         services: names.iter().map(|name| ((*name).to_owned(), service.clone())).collect::<BTreeMap<_, _>>(),
-        warnings: Vec::new(),
-        demands: Vec::new(),
+        ..Default::default()
     };
     let starting = Event::Inspected(Ok(all(Health::Starting)));
     let script = Script::default().next(Event::ModelRead(Ok(model)));

@@ -125,7 +125,7 @@ pub const KEYS: &[Key] = {
         row("policy.capabilities", OneOf(Stance::WORDS), Is("warn"), "", "cap_add beyond what Docker gives to every container."),
         row("policy.security_opt", OneOf(Stance::WORDS), Is("warn"), "", "security_opt that changes how a container is confined, such as seccomp:unconfined."),
         row("policy.runtime", OneOf(Stance::WORDS), Is("allow"), "", "A runtime other than runc."),
-        row("policy.docker_socket", OneOf(Stance::WORDS), Is("warn"), "", "The socket of Docker or of another engine, a folder that holds it, use_api_socket."),
+        row("policy.docker_socket", OneOf(Stance::WORDS), Is("warn"), "", "The socket of Docker or of another engine, a folder that holds it or the state directory, use_api_socket."),
         row("policy.binds", OneOf(Stance::WORDS), Is("allow"), "", "Files of the box outside of bind_roots: binds, volumes that are binds, configs, secrets, env_file. Files of the bundle are fine read-only."),
         row("policy.bind_roots", Paths, Unset, "/srv\n/mnt/data", "The folders of the box that may be mounted, with all that is in them, whatever binds says. Paths are judged by their letters: let no container write where it could leave a link."),
         row("policy.images", OneOf(Stance::WORDS), Is("allow"), "", "An image without a digest (NAME@sha256:…)."),

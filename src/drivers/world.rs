@@ -26,12 +26,12 @@ use crate::config::{self, Config};
 use crate::effects::bundle::{Bundle, ReadError};
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::manifest::Scope;
-use crate::effects::model::Model;
+use crate::effects::model::{Model, check_resolved};
 use crate::effects::registry_auth::{RegistryAuth, empty_docker_config};
 use crate::effects::{
-    BaoFault, BundleFacts, BundleFault, CallFault, ComposeFault, Effect, Event, FetchBundle, GrantName, Lease,
-    LeaseFault, Login, Op, ReadModel, ReadSecret, SaveToken, Scrubbed, SecretFacts, SecretFault, Sha, StageBundle,
-    Stamp, StoreFault, TokenFacts, TokenName, ValueFact, ValueUse, Wanted, WriteRelease,
+    BaoFault, BundleFacts, BundleFault, CallFault, CheckCompose, ComposeFault, Effect, Event, FetchBundle, GrantName,
+    Lease, LeaseFault, Login, Op, ReadModel, ReadSecret, RunFault, SaveToken, Scrubbed, SecretFacts, SecretFault, Sha,
+    StageBundle, Stamp, StoreFault, TokenFacts, TokenName, ValueFact, ValueUse, Wanted, WriteRelease,
 };
 
 /// So many effects are carried out at the same time.
@@ -160,9 +160,7 @@ impl World {
             }
             Op::ReadSecret(request) => Event::SecretRead(self.read_secret(request)),
             Op::WriteRelease(request) => Event::ReleaseWritten(self.write_release(request)),
-            Op::CheckCompose(request) => {
-                Event::ComposeChecked(self.docker.check(&request.sha, vault).map_err(ComposeFault::Run))
-            }
+            Op::CheckCompose(request) => Event::ComposeChecked(self.check(request)),
             Op::Pull(request) => Event::Pulled(self.docker.pull(request, vault)),
             Op::Promote(request) => {
                 // From here on containers start, fail and are quoted; a resumed tick has read no secret of theirs.
@@ -266,12 +264,24 @@ impl World {
         match parsed {
             Ok(Ok(model)) => Ok(model),
             Ok(Err(refusal)) => Err(ComposeFault::Refused(refusal)),
-            Err(fault) => Err(ComposeFault::Run(crate::effects::RunFault::Failed {
-                status: None,
-                words: fault.detail,
-                disk_full: false,
-            })),
+            Err(fault) => Err(not_run(fault)),
         }
+    }
+
+    fn check(&self, request: &CheckCompose) -> Result<(), ComposeFault> {
+        let CheckCompose { sha, decided, open } = request;
+        if *decided {
+            let json = self.docker.resolved(sha, &*self.vault).map_err(ComposeFault::Run)?;
+            let (folder, state_dir) = (self.store.release_dir(sha), self.store.dir());
+            let look = |bundle: &Bundle| {
+                check_resolved(&json, bundle, &folder.to_string_lossy(), &state_dir.to_string_lossy(), *open)
+            };
+            match self.with_bundle(sha, look) {
+                Ok(seen) => seen.map_err(ComposeFault::Refused)?,
+                Err(fault) => return Err(not_run(fault)),
+            }
+        }
+        self.docker.check(sha, &*self.vault).map_err(ComposeFault::Run)
     }
 
     /// Lends a token to a call of OpenBao.
@@ -370,6 +380,9 @@ impl World {
         let value_of =
             |name: &str| self.vault.with(&Slot::Env(name.to_owned()), |value| Zeroizing::new(value.to_owned()));
         let env = template.render(value_of).map_err(|error| self.store_fault(&format!(".env: {error}")))?;
+        if request.open {
+            self.store.mark_open(&request.sha)?;
+        }
         self.store.write_release(&request.sha, &env, &override_yaml(&request.mounts))?;
         let config = match &request.registry {
             None => None,
@@ -391,6 +404,10 @@ impl World {
             Err(fault) => Err(CallFault::Unreachable { detail: fault.detail }),
         }
     }
+}
+
+fn not_run(fault: StoreFault) -> ComposeFault {
+    ComposeFault::Run(RunFault::Failed { status: None, words: fault.detail, disk_full: fault.disk_full })
 }
 
 /// The override of contract §7: each service is labelled with the digest of the bundle content that it mounts.

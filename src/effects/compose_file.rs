@@ -24,11 +24,21 @@ pub const MAX_BRACKETS: usize = 10_000;
 /// Checks `compose.yaml` and every file of the bundle that it includes or extends.
 ///
 /// # Errors
-/// `COMPOSE_REFUSED` for a remote `include` or `extends`, `build:`, or a path that leaves the bundle;
+/// `COMPOSE_REFUSED` for a remote `include` or `extends`, `build:`, or a path that leaves the bundle (also the
+/// `env_file` of an `include`);
 /// `COMPOSE_INVALID` if a file is no YAML mapping.
 pub fn check(bundle: &Bundle) -> Result<(), Refusal> {
-    let mut check = Check { bundle, budget: Cell::new(MAX_NODES), parsed: BTreeMap::new(), seen: BTreeSet::new() };
-    check.file(COMPOSE, "", &Part::Whole)
+    Check::of(bundle).file(COMPOSE, "", &Part::Whole)
+}
+
+/// Every path of the bundle whose content decides what Compose would do, the agent's own two files included; some may
+/// not be there. What an `env_file` of a service holds is only that service's environment, and is not among them.
+pub fn deciding(bundle: &Bundle) -> BTreeSet<String> {
+    let mut check = Check::of(bundle);
+    // A bundle that is refused here was refused before; so far as it was read, this is what was read.
+    let _ = check.file(COMPOSE, "", &Part::Whole);
+    let own = [COMPOSE, ".env", ".monky-deployd.yaml"].map(str::to_owned);
+    check.parsed.into_keys().chain(check.env_files).chain(own).collect()
 }
 
 /// Which part of a file is used.
@@ -45,9 +55,21 @@ struct Check<'b> {
     parsed: BTreeMap<String, Rc<Vec<Node>>>,
     /// What was checked, so that a circle ends: file, folder that its paths are relative to, part.
     seen: BTreeSet<(String, String, Part)>,
+    /// The files of variables of what is included.
+    env_files: BTreeSet<String>,
 }
 
-impl Check<'_> {
+impl<'b> Check<'b> {
+    fn of(bundle: &'b Bundle) -> Check<'b> {
+        Check {
+            bundle,
+            budget: Cell::new(MAX_NODES),
+            parsed: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            env_files: BTreeSet::new(),
+        }
+    }
+
     /// Checks one file, whose relative paths are meant from the folder `base`.
     fn file(&mut self, path: &str, base: &str, part: &Part) -> Result<(), Refusal> {
         if !self.seen.insert((path.to_owned(), base.to_owned(), part.clone())) {
@@ -118,11 +140,21 @@ impl Check<'_> {
                 Some(folder)
             }
         };
+        for given in item.get("env_file").map(Node::items).unwrap_or_default() {
+            let given = given.text().ok_or_else(|| invalid(path, "has an `include` whose env_file is no path"))?;
+            if given != "/dev/null" {
+                let file = within(base, given).ok_or_else(|| {
+                    refused(path, format!("`include` with env_file {:?} leaves the bundle", shown(given)))
+                })?;
+                self.env_files.insert(file);
+            }
+        }
         for given in paths.items() {
             let given = given.text().ok_or_else(|| invalid(path, "has an `include` that is no path"))?;
             let file = self.local(path, base, "`include`", given)?;
             // The first file's folder is what Compose takes the others' paths from, too.
             let own_base = own_base.get_or_insert_with(|| folder_of(&file).to_owned()).clone();
+            self.env_files.insert(format!("{own_base}/.env").trim_start_matches('/').to_owned());
             self.file(&file, &own_base, &Part::Whole)?;
         }
         Ok(())
@@ -467,6 +499,37 @@ mod tests {
             assert!(detail.contains("not in the bundle"), "{given}: {detail}");
         }
         checked(&[("compose.yaml", "include: [./conf/../conf/x.yaml]"), ("conf/x.yaml", "services: {}")]).unwrap();
+    }
+
+    #[test]
+    fn the_variables_of_what_is_included_come_from_the_bundle() {
+        let of = |env_file: &str| {
+            let text = format!("include: [{{path: a.yaml, env_file: {env_file}}}]");
+            checked(&[("compose.yaml", &text), ("a.yaml", "services: {}"), ("conf/a.env", "A=1")])
+        };
+        for fine in ["conf/a.env", "[./conf/a.env, .env]", "/dev/null"] {
+            assert_eq!(of(fine), Ok(()), "{fine}");
+        }
+        for out in ["/var/lib/monky-deployd/token.json", "[conf/a.env, ../../token.json]", "'${X}'", "~/x"] {
+            assert!(of(out).unwrap_err().detail.contains("leaves the bundle"), "{out}");
+        }
+    }
+
+    #[test]
+    fn what_decides_is_every_file_that_compose_takes_its_project_from() {
+        let files = [
+            (
+                "compose.yaml",
+                "include: [{path: sub/a.yaml, env_file: v.env}]\nservices: {w: {extends: {file: e.yaml, service: x}, env_file: s.env}}",
+            ),
+            ("sub/a.yaml", "services: {}"),
+            ("e.yaml", "services: {x: {image: i}}"),
+            ("v.env", ""),
+            ("s.env", ""),
+            ("other.yaml", ""),
+        ];
+        let found: Vec<String> = deciding(&bundle(&files)).into_iter().collect();
+        assert_eq!(found, [".env", ".monky-deployd.yaml", "compose.yaml", "e.yaml", "sub/.env", "sub/a.yaml", "v.env"]);
     }
 
     #[test]

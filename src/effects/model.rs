@@ -1,7 +1,8 @@
 //! The resolved compose file: what `docker compose config --format json --no-interpolate` says, as far as decisions need it.
 //!
-//! Invariant: a service's digest changes exactly when what it mounts of the bundle does, wherever the release lies;
-//! and a [`Model`] mounts nothing below the state directory but the bundle's own files.
+//! Invariant: a service's digest changes exactly when what it mounts of the bundle does, wherever the release lies; and
+//! a [`Model`] names nothing below the state directory but the bundle's own files. Where a variable decides
+//! ([`Model::decided`]), [`check_resolved`] sees to the same once it has its value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::bundle::{Bundle, hex_sha};
+use super::compose_file;
 use super::failure::{Code, Refusal};
 use super::policy::{self, Demand};
 
@@ -23,6 +25,19 @@ pub struct Model {
     /// What it asks of the box, for the owner's policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub demands: Vec<Demand>,
+    /// A service may write to what Compose itself reads of the release: what lies there is no proof of what the bundle
+    /// said, as soon as that service ran.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub open: bool,
+    /// A variable decides where something that is mounted is.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub decided: bool,
+}
+
+/// For serde.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+pub(crate) fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 /// One service.
@@ -64,19 +79,29 @@ impl Model {
     ) -> Result<Model, Refusal> {
         let top: Value = serde_json::from_slice(json)
             .map_err(|e| Refusal::new(Code::ComposeInvalid, format!("`docker compose config` gave no JSON: {e}")))?;
-        let ground = Ground { bundle, project: clean(project_dir), state: clean(state_dir) };
+        let ground = Ground::new(bundle, project_dir, state_dir);
         for (name, volume) in entries(top.get("volumes")) {
             ground.named_volume(name, volume)?;
         }
         let site = policy::Site { project: &ground.project, state: &ground.state, engine };
-        let mut model = Model::default();
+        let options = entries(top.get("volumes")).filter_map(|(_, volume)| volume.get("driver_opts"));
+        let files = ["configs", "secrets"].into_iter().flat_map(|kind| entries(top.get(kind)));
+        let decided = options.chain(files.filter_map(|(_, definition)| definition.get("file")));
+        let mut model =
+            Model { decided: decided.into_iter().any(|value| has_variable(&value.to_string())), ..Model::default() };
         for (name, service) in entries(top.get("services")) {
             let scale = scale(service);
             let starts = starts(service);
+            if starts != Starts::No {
+                // Also of a service without containers Compose would do these.
+                runs_nothing_itself(name, service)?;
+            }
             if scale > 0 && starts != Starts::No {
                 let mounts = Mounts::of(name, service, &top, &ground)?;
                 ground.read_files(name, service)?;
                 model.demands.extend(policy::demands(name, service, &top, site));
+                model.open |= mounts.open;
+                model.decided |= mounts.decided;
                 if starts == Starts::Maybe {
                     continue;
                 }
@@ -123,6 +148,23 @@ fn starts(service: &Value) -> Starts {
     }
 }
 
+/// Refuses what Compose would do on the box itself for a service.
+fn runs_nothing_itself(name: &str, service: &Value) -> Result<(), Refusal> {
+    let given = |key: &str| match service.get(key) {
+        None | Some(Value::Null) => false,
+        Some(value) => !value.as_array().is_some_and(Vec::is_empty) && !value.as_object().is_some_and(Map::is_empty),
+    };
+    for key in ["provider", "models"] {
+        if given(key) {
+            return Err(refused(format!("service {name:?} has `{key}`: it would run a program of the box itself")));
+        }
+    }
+    if given("build") {
+        return Err(refused(format!("service {name:?} has `build`: a box only pulls; name a pushed `image`")));
+    }
+    Ok(())
+}
+
 /// What one service mounts of the bundle.
 #[derive(Default)]
 struct Mounts {
@@ -131,44 +173,56 @@ struct Mounts {
     paths: BTreeSet<String>,
     variables: BTreeSet<String>,
     warnings: Vec<String>,
+    /// What Compose reads can be written to there.
+    open: bool,
+    /// A variable decides where something is.
+    decided: bool,
 }
 
 impl Mounts {
     fn of(name: &str, service: &Value, top: &Value, ground: &Ground<'_>) -> Result<Mounts, Refusal> {
-        if service.get("provider").is_some_and(|provider| !provider.is_null()) {
-            return Err(refused(format!("service {name:?} has `provider`: it would run a program of the box itself")));
-        }
-        if service.get("build").is_some_and(|build| !build.is_null()) {
-            return Err(refused(format!("service {name:?} has `build`: a box only pulls; name a pushed `image`")));
-        }
         let mut mounts = Mounts::default();
         for volume in items(service.get("volumes")) {
+            let (kind, source) = (text(volume, "type").unwrap_or_default(), text(volume, "source"));
+            // `${X}` alone is shown as a target, and becomes a mount of whatever its value says.
+            let given = source.or_else(|| text(volume, "target")).unwrap_or_default();
+            if has_variable(kind) || has_variable(given) {
+                mounts.decided = true;
+                // Compose 2.26.1 cuts `${X:-/a}:/b` at its first colon (2.40.3 does not); together the parts are what was written.
+                let whole = source.zip(text(volume, "target")).map(|(source, target)| format!("{source}:{target}"));
+                if ground.may_lead_to_state(given) || whole.is_some_and(|whole| ground.may_lead_to_state(&whole)) {
+                    let why = "it may lead into the agent's state directory, by what it says itself";
+                    return Err(refused(format!("service {name:?} mounts {given:?}: {why}")));
+                }
+            }
             let (Some("bind"), Some(source)) = (text(volume, "type"), text(volume, "source")) else { continue };
             let target = text(volume, "target").unwrap_or_default();
             let who = format!("service {name:?} mounts {source:?} at {target:?}");
             let place = ground.place(source).map_err(|why| refused(format!("{who}: {why}")))?;
             mounts.add(&format!("bind {target}"), &place, ground);
+            let mut told = Vec::new();
             match &place {
-                Place::Elsewhere => continue,
-                Place::Bundle(path) if path.is_empty() => mounts.warnings.push(format!(
-                    "{who}: that is the whole release, its .env with every secret included; mount the files that it needs"
-                )),
+                // Of what a variable decides the policy speaks.
+                Place::Elsewhere | Place::Anywhere => continue,
+                Place::Bundle(path) if path.is_empty() => told.push(
+                    "that is the whole release, its .env with every secret included; mount the files that it needs",
+                ),
                 Place::Bundle(_) => {}
-                Place::Anywhere => {
-                    mounts.warnings.push(format!(
-                        "{who}: a variable decides where that is; if in the bundle, a change of it recreates nothing"
-                    ));
-                    continue;
-                }
-                Place::Below(_) => mounts.warnings.push(format!(
-                    "{who}: a variable decides, so nobody can tell whether it is in the bundle"
-                )),
+                Place::Below(_) => told.push("a variable decides, so nobody can tell whether it is in the bundle"),
             }
+            let opens = ground.opens(&place, volume.get("read_only") == Some(&Value::Bool(true)));
+            mounts.open |= opens;
             // A variable there decides only in the end: nothing to warn of.
             if matches!(volume.get("read_only"), None | Some(Value::Null | Value::Bool(false))) {
-                mounts.warnings.push(format!(
-                    "{who}, writable: what it writes there is lost with the next release; add `:ro` or use a volume"
-                ));
+                told.push("writable: what it writes there is lost with the next release; add `:ro` or use a volume");
+            }
+            if opens {
+                told.push(
+                    "it may change what Compose reads, so this release is neither rolled back to nor finished after an interruption, but always unpacked anew",
+                );
+            }
+            if !told.is_empty() {
+                mounts.warnings.push(format!("{who}: {}", told.join("; ")));
             }
         }
         for kind in ["configs", "secrets"] {
@@ -237,9 +291,47 @@ struct Ground<'b> {
     bundle: &'b Bundle,
     project: String,
     state: String,
+    /// The paths of the bundle whose content decides what Compose does.
+    deciding: BTreeSet<String>,
 }
 
-impl Ground<'_> {
+impl<'b> Ground<'b> {
+    fn new(bundle: &'b Bundle, project_dir: &str, state_dir: &str) -> Ground<'b> {
+        let deciding = compose_file::deciding(bundle);
+        Ground { bundle, project: clean(project_dir), state: clean(state_dir), deciding }
+    }
+
+    /// Whether a path is in the state directory, and not in this release.
+    fn is_the_agents(&self, path: &str) -> bool {
+        let path = if path.starts_with('/') { clean(path) } else { clean(&format!("{}/{path}", self.project)) };
+        below(&path, &self.state).is_some() && below(&path, &self.project).is_none()
+    }
+
+    /// Whether a text with variables, as far as it says itself what it can become, leads into the state directory.
+    fn may_lead_to_state(&self, text: &str) -> bool {
+        // Compose writes the project's folder in front of `${X}/y`, which is gone again if the value is absolute.
+        let own = below(text, &self.project).filter(|rest| rest.starts_with('$'));
+        let becomes = [Some(text), own].into_iter().flatten().flat_map(both);
+        // A variable can be a whole `SOURCE:TARGET`.
+        becomes.into_iter().any(|text| {
+            let source = text.split(':').next().unwrap_or_default();
+            self.is_the_agents(&text) || self.is_the_agents(source)
+        })
+    }
+
+    /// Whether Compose's own files can be written to through a mount of this place.
+    fn opens(&self, place: &Place, read_only: bool) -> bool {
+        let Place::Bundle(path) = place else { return false };
+        !read_only && (path.is_empty() || self.deciding.iter().any(|file| below(file, path).is_some()))
+    }
+
+    /// Whether one of the paths in a volume's options is in the state directory.
+    fn option_leads_to_state(&self, value: &str) -> bool {
+        let own =
+            |text: &str| text.split([',', '=', ':']).any(|part| part.starts_with('/') && self.is_the_agents(part));
+        own(value) || both(value).iter().any(|text| own(text))
+    }
+
     fn place(&self, source: &str) -> Result<Place, &'static str> {
         // `$$` is how a `$` is written where variables are filled in.
         let (literal, variable) = match source.replace("$$", "\0").split_once('$') {
@@ -268,8 +360,11 @@ impl Ground<'_> {
             let single = service.get(kind).filter(|value| value.is_string());
             for file in single.into_iter().chain(items(service.get(kind))) {
                 let Some(path) = file.as_str().or_else(|| text(file, "path")) else { continue };
-                let place = clean(&path.replace("$$", "$"));
-                if below(&place, &self.project).is_none() && below(&place, &self.state).is_some() {
+                let known = path.replace("$$", "\0").split('$').next().unwrap_or_default().replace('\0', "$");
+                let decided = has_variable(path);
+                let known = if decided { known.rsplit_once('/').map_or("", |(folder, _)| folder) } else { &known };
+                let leads = decided && self.may_lead_to_state(path);
+                if leads || (!known.is_empty() && self.is_the_agents(known)) {
                     let why = "it is in the agent's state directory, and no file of the bundle";
                     return Err(refused(format!("service {name:?} reads {path:?} as {kind}: {why}")));
                 }
@@ -281,6 +376,12 @@ impl Ground<'_> {
     /// A named volume that is a bind in disguise (`driver_opts: {o: bind, device: …}`) keeps its first path for ever.
     fn named_volume(&self, name: &str, volume: &Value) -> Result<(), Refusal> {
         let Some(options) = volume.get("driver_opts") else { return Ok(()) };
+        let remote = policy::is_remote(text(options, "type").unwrap_or_default());
+        let mut given = entries(Some(options)).filter_map(|(_, value)| value.as_str());
+        if let Some(given) = given.find(|given| !remote && self.option_leads_to_state(given)) {
+            let why = "it leads into the agent's state directory: use a volume without options or another path";
+            return Err(refused(format!("volume {name:?} with {given:?}: {why}")));
+        }
         let Some(device) = text(options, "device") else { return Ok(()) };
         if !text(options, "o").unwrap_or_default().split(',').any(|o| matches!(o.trim(), "bind" | "rbind")) {
             return Ok(());
@@ -292,6 +393,97 @@ impl Ground<'_> {
         }
         Ok(())
     }
+}
+
+/// What Compose says once every variable has its value (`config --format json`), as far as it is about places. It holds
+/// secrets, so nothing else of it is kept.
+#[derive(Deserialize)]
+struct Resolved {
+    #[serde(default)]
+    services: BTreeMap<String, ResolvedService>,
+    #[serde(default)]
+    volumes: BTreeMap<String, Option<ResolvedVolume>>,
+    #[serde(default)]
+    configs: BTreeMap<String, ResolvedFile>,
+    #[serde(default)]
+    secrets: BTreeMap<String, ResolvedFile>,
+}
+
+#[derive(Deserialize)]
+struct ResolvedService {
+    #[serde(default)]
+    volumes: Vec<ResolvedMount>,
+}
+
+#[derive(Deserialize)]
+struct ResolvedMount {
+    #[serde(default, rename = "type")]
+    kind: String,
+    source: Option<String>,
+    #[serde(default)]
+    read_only: bool,
+}
+
+#[derive(Deserialize)]
+struct ResolvedVolume {
+    #[serde(default)]
+    driver_opts: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct ResolvedFile {
+    file: Option<String>,
+}
+
+/// Looks where the mounts of a complete release lead, by what Compose says of it with every variable filled in. `open`
+/// is [`Model::open`]: what was seen before is fine now.
+///
+/// # Errors
+/// `COMPOSE_REFUSED`, without a value in it, if a variable leads into the state directory, or to what Compose itself
+/// reads, writable; `COMPOSE_INVALID` for what is no such answer.
+pub fn check_resolved(
+    json: &[u8],
+    bundle: &Bundle,
+    project_dir: &str,
+    state_dir: &str,
+    open: bool,
+) -> Result<(), Refusal> {
+    // Its words could quote a value.
+    let no_json = |_| Refusal::new(Code::ComposeInvalid, "`docker compose config` gave no JSON of a project");
+    let resolved: Resolved = serde_json::from_slice(json).map_err(no_json)?;
+    let ground = Ground::new(bundle, project_dir, state_dir);
+    let into = |key: String| {
+        Err(refused(format!("{key}: with the value of its variable it leads into the agent's state directory")))
+    };
+    for (name, service) in &resolved.services {
+        for (index, mount) in service.volumes.iter().enumerate() {
+            let (Some(source), "bind") = (&mount.source, mount.kind.as_str()) else { continue };
+            let key = format!("services.{name}.volumes[{index}]");
+            if ground.is_the_agents(source) {
+                return into(key);
+            }
+            let path = below(&clean(source), &ground.project).map(|path| Place::Bundle(path.to_owned()));
+            if !open && path.is_some_and(|place| ground.opens(&place, mount.read_only)) {
+                let why = "with the value of its variable it is what Compose reads of this release, writable: write the path out, or add `:ro`";
+                return Err(refused(format!("{key}: {why}")));
+            }
+        }
+    }
+    for (name, volume) in &resolved.volumes {
+        let options = volume.iter().flat_map(|volume| &volume.driver_opts);
+        let mut values = options.filter_map(|(_, value)| value.as_str());
+        if values.any(|value| ground.option_leads_to_state(value)) {
+            return into(format!("volumes.{name}.driver_opts"));
+        }
+    }
+    for (kind, all) in [("configs", &resolved.configs), ("secrets", &resolved.secrets)] {
+        for (name, definition) in all {
+            if definition.file.as_ref().is_some_and(|file| ground.is_the_agents(file)) {
+                return into(format!("{kind}.{name}.file"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn refused(what: impl fmt::Display) -> Refusal {
@@ -320,6 +512,55 @@ pub(super) fn clean(path: &str) -> String {
 /// Whether a variable decides a part of it. `$$` is how a `$` is written where variables are filled in.
 pub(super) fn has_variable(text: &str) -> bool {
     text.replace("$$", "").contains('$')
+}
+
+/// So deep are variables within variables looked at.
+const DEEPEST: u8 = 16;
+
+fn both(text: &str) -> [String; 2] {
+    [spoken(text, true, 0), spoken(text, false, 0)]
+}
+
+/// What a text says if no variable has a value (`default`: `${X:-this}`), or if each has one that is given in it
+/// (`${X:+this}`). What only a value can tell is empty.
+fn spoken(text: &str, default: bool, depth: u8) -> String {
+    let mut said = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        said.push_str(before);
+        rest = after;
+        if let Some(after) = rest.strip_prefix('$') {
+            said.push('$');
+            rest = after;
+            continue;
+        }
+        let braced = rest.strip_prefix('{');
+        let name = braced.unwrap_or(rest);
+        let end = name.find(|c: char| c != '_' && !c.is_ascii_alphanumeric()).unwrap_or(name.len());
+        let (_, after) = name.split_at_checked(end).unwrap_or_default();
+        let Some(_) = braced else {
+            rest = after;
+            continue;
+        };
+        let mut open = 1_usize;
+        let closing = after.char_indices().find(|(_, c)| {
+            open = match c {
+                '{' => open.saturating_add(1),
+                '}' => open.saturating_sub(1),
+                _ => open,
+            };
+            open == 0
+        });
+        let (inner, after) = closing.and_then(|(at, _)| after.split_at_checked(at)).unwrap_or((after, ""));
+        rest = after.strip_prefix('}').unwrap_or(after);
+        let inner = inner.strip_prefix(':').unwrap_or(inner);
+        if let Some(this) = inner.strip_prefix(if default { '-' } else { '+' })
+            && depth < DEEPEST
+        {
+            said.push_str(&spoken(this, default, depth + 1));
+        }
+    }
+    said + rest
 }
 
 /// The names of the variables in a text (`$NAME`, `${NAME…}`; `$$` is no variable), each once, in order.
@@ -476,8 +717,8 @@ mod tests {
         assert_eq!(model.services["web"].mounted, ["conf"]);
         assert!(model.warnings[0].contains("variable"));
         let model = model_in(DIR, &usual(), bind("/state/releases/r/${DATA}/y")).unwrap();
-        assert_eq!(model.services["web"].mounts, None);
-        assert!(model.warnings[0].contains("variable"));
+        assert_eq!((model.services["web"].mounts.as_ref(), model.warnings.as_slice()), (None, [].as_slice()));
+        assert!(model.demands.iter().all(|demand| demand.what.starts_with("mounts \"${DATA}/y\": a variable")));
     }
 
     #[test]
@@ -546,6 +787,159 @@ mod tests {
         for fine in ["/state/releases/r/.env", "/state/releases/r/missing.env", "/etc/environment", "/statement"] {
             assert!(reads("env_file", fine).is_ok(), "{fine}");
         }
+    }
+
+    #[test]
+    fn a_variable_that_says_itself_that_it_leads_into_the_state_directory_is_refused() {
+        let state = "/var/lib/agent";
+        let dir = "/var/lib/agent/releases/r";
+        let of = |web: Value, volumes: Value| {
+            let project = json!({"services": {"web": web}, "volumes": volumes});
+            Model::parse(project.to_string().as_bytes(), &usual(), dir, state, "")
+        };
+        for text in [
+            "/var/lib/${Z:-agent}/token.json",
+            "/var/lib/${Z-agent}",
+            "/var/${A:-lib}/${Z:-${Y:-agent}/x}",
+            "/var/lib/${Z:+agent}/token.json",
+            "${Z:-/var/lib/agent}/docker",
+            "/var/lib/agent/releases/r/${Z:-/var/lib/agent}/docker",
+            "${Z:-../../token.json}",
+            "/x/${Z:-..}/var/lib/agent/x",
+            "/var/lib/agent/${Z}",
+            "/var/lib/agent$X/",
+        ] {
+            for kind in ["bind", "volume", "${K}"] {
+                let volume = json!({"type": kind, "source": text, "target": "/t"});
+                let refusal = of(json!({ "volumes": [volume] }), json!({})).unwrap_err();
+                assert_eq!(refusal.code, Code::ComposeRefused, "{text}");
+            }
+            for file in
+                [json!({"env_file": text}), json!({"label_file": [text]}), json!({"env_file": [{"path": text}]})]
+            {
+                assert!(of(file.clone(), json!({})).is_err(), "{file}");
+            }
+            let options = |kind: &str| json!({"v": {"driver_opts": {"type": kind, "o": "bind", "device": text}}});
+            if !text.contains("..") && text.starts_with('/') {
+                assert!(of(json!({}), options("none")).is_err(), "{text}");
+            }
+        }
+        // As Compose 2.26.1 tells of `/var/lib/${Z:-agent}/token.json:/x`.
+        let cut = json!({"volumes": [{"type": "bind", "source": "/var/lib/${Z", "target": "-agent}/token.json"}]});
+        assert!(of(cut, json!({})).is_err());
+        let cut = json!({"volumes": [{"type": "volume", "source": "${Z", "target": "-/srv}"}]});
+        assert!(of(cut, json!({})).is_ok());
+        // A variable that is a whole mount, and one that says what an honest bundle says.
+        let target = json!({"volumes": [{"type": "volume", "target": "${Z:-/var/lib/agent:/x}"}]});
+        assert!(of(target, json!({})).is_err());
+        for fine in ["/var/lib/${APP}/data", "/var/lib/${APP:-shop}/data", "${DATA:-/srv}/x", "${DATA}", "${A:-./conf}"]
+        {
+            let volume = json!({"type": "bind", "source": fine, "target": "/t", "read_only": true});
+            let model = of(json!({ "volumes": [volume], "env_file": fine }), json!({})).unwrap();
+            assert!(model.decided, "{fine}");
+        }
+        assert!(
+            !of(json!({"volumes": [{"type": "bind", "source": "/etc", "target": "${T}"}]}), json!({})).unwrap().decided
+        );
+    }
+
+    #[test]
+    fn no_option_of_a_volume_leads_into_the_state_directory() {
+        let of = |opts: Value| {
+            let project = json!({"services": {"a": {}}, "volumes": {"v": {"driver_opts": opts}}});
+            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state", "")
+        };
+        for opts in [
+            json!({"type": "overlay", "device": "overlay", "o": "lowerdir=/srv:/state/docker,upperdir=/u"}),
+            json!({"type": "none", "o": "${O}", "device": "/state/token.json"}),
+            json!({"mountpoint": "/srv/../state"}),
+            json!({"type": "none", "o": "bind", "device": "/${Z:-state}"}),
+            json!({"type": "ext4", "device": "/state/image", "o": "loop"}),
+        ] {
+            assert_eq!(of(opts.clone()).unwrap_err().code, Code::ComposeRefused, "{opts}");
+        }
+        assert!(of(json!({"type": "nfs", "o": "addr=h", "device": ":/state"})).is_ok());
+        assert!(of(json!({"type": "none", "o": "bind", "device": "${D}"})).unwrap().decided);
+        assert!(!of(json!({"type": "none", "o": "bind", "device": "/statement"})).unwrap().decided);
+    }
+
+    #[test]
+    fn what_a_deep_text_says_is_found_out_in_bounded_time() {
+        for text in ["${A:-".repeat(100_000), "${A".repeat(100_000), "$".repeat(100_001), "${A:+}".repeat(50_000)] {
+            assert!(both(&text).iter().all(|said| said.len() <= text.len()));
+        }
+        assert_eq!(both("a${B:-c${D-e}}$$f$G${H}${I:?x}${J:+k}/l"), ["ace$f/l", "a$fk/l"]);
+    }
+
+    #[test]
+    fn where_a_mount_leads_is_looked_at_again_with_every_value() {
+        let look =
+            |project: Value, open: bool| check_resolved(project.to_string().as_bytes(), &usual(), DIR, "/state", open);
+        let mount = |source: &str, read_only: bool| {
+            let mount = json!({"type": "bind", "source": source, "target": "/secret-target", "read_only": read_only});
+            json!({"services": {"web": {"environment": {"A": null, "B": 1}, "volumes": [{"type": "volume", "source": "v"}, mount]}}})
+        };
+        for into in ["/state/token.json", "/state", "/x/../state/docker", "/state/releases/other/.env"] {
+            let refusal = look(mount(into, true), true).unwrap_err();
+            assert_eq!(refusal.code, Code::ComposeRefused);
+            let says = "services.web.volumes[1]: with the value of its variable";
+            assert!(refusal.detail.starts_with(says) && !refusal.detail.contains(into), "{refusal}");
+        }
+        for fine in ["/srv", "/statement", "/state/releases/r/conf", "/state/releases/r/nothing", "/"] {
+            assert_eq!(look(mount(fine, false), false), Ok(()), "{fine}");
+        }
+        for compose in [DIR, "/state/releases/r/compose.yaml", "/state/releases/r/.env"] {
+            let all = [(true, false), (false, true), (false, false)];
+            let fine = all.map(|(read_only, open)| look(mount(compose, read_only), open).is_ok());
+            assert_eq!(fine, [true, true, false], "{compose}");
+        }
+        for other in [
+            json!({"volumes": {"v": {"driver_opts": {"device": "/state"}}, "w": null}}),
+            json!({"secrets": {"s": {"file": "/state/token.json"}}}),
+            json!({"configs": {"s": {"file": "/state/token.json"}}}),
+        ] {
+            assert_eq!(look(other.clone(), true).unwrap_err().code, Code::ComposeRefused, "{other}");
+        }
+        let nothing = check_resolved(b"secret", &usual(), DIR, "/state", true).unwrap_err();
+        assert!(nothing.code == Code::ComposeInvalid && !nothing.detail.contains("secret"));
+    }
+
+    #[test]
+    fn a_release_is_open_if_a_service_may_write_what_compose_reads_of_it() {
+        let bundle =
+            bundle(json!({"compose.yaml": "include: [inc/a.yaml]", "inc/a.yaml": "services: {}", "conf/a": "1"}));
+        let open = |source: &str, read_only: Value| {
+            let volume =
+                json!({"type": "bind", "source": format!("{DIR}{source}"), "target": "/t", "read_only": read_only});
+            model_in(DIR, &bundle, json!({ "volumes": [volume] })).unwrap().open
+        };
+        for place in ["", "/.", "/compose.yaml", "/inc", "/inc/a.yaml"] {
+            let given =
+                [json!(false), json!(null), json!("${RO}"), json!(true)].map(|read_only| open(place, read_only));
+            assert_eq!(given, [true, true, true, false], "{place}");
+        }
+        assert!(!open("/conf", json!(false)) && !open("/conf/a", json!(false)));
+    }
+
+    #[test]
+    fn what_compose_would_run_itself_is_refused_also_of_a_service_without_containers() {
+        let of = |web: Value| {
+            let project = json!({"services": {"web": web, "other": {}}});
+            Model::parse(project.to_string().as_bytes(), &usual(), DIR, "/state", "")
+        };
+        for mut service in [
+            json!({"provider": {"type": "x"}}),
+            json!({"models": {"llm": null}}),
+            json!({"models": ["llm"]}),
+            json!({"build": "."}),
+        ] {
+            assert_eq!(of(service.clone()).unwrap_err().code, Code::ComposeRefused, "{service}");
+            service["scale"] = json!(0);
+            assert_eq!(of(service.clone()).unwrap_err().code, Code::ComposeRefused, "{service}");
+            service["profiles"] = json!(["x"]);
+            assert!(of(service.clone()).is_ok(), "{service}");
+        }
+        assert!(of(json!({"models": {}, "provider": null, "build": null})).is_ok());
     }
 
     #[test]

@@ -69,7 +69,7 @@ rules! {
     Capabilities = "capabilities", Warn, "`cap_add` beyond what Docker gives to every container.";
     SecurityOpt = "security_opt", Warn, "`security_opt` that changes how a container is confined.";
     Runtime = "runtime", Allow, "Another runtime than the usual one.";
-    DockerSocket = "docker_socket", Warn, "The socket of a container engine, or a folder that holds it.";
+    DockerSocket = "docker_socket", Warn, "The socket of a container engine, or a folder that holds it or the agent's credentials.";
     Binds = "binds", Allow, "Files of the box outside of `policy.bind_roots`.";
     Images = "images", Allow, "An image without a digest.";
 }
@@ -112,6 +112,9 @@ pub struct Judgement {
 /// So many characters of a refusal name what is refused; the rest of a report's detail is code and remedy.
 const ROOM: usize = 680;
 
+/// So many mounts stand in one line.
+const MAX_OF_A_LINE: usize = 10;
+
 /// So many lines of one judgement reach the journal.
 const MAX_WARNINGS: usize = 100;
 
@@ -128,7 +131,8 @@ impl Policy {
             let those = asked.iter().filter(|demand| self.stance(demand.rule) == stance);
             those.map(|demand| demand.words()).collect()
         };
-        let (refused, warned) = (to(Stance::Refuse), to(Stance::Warn));
+        let refused = to(Stance::Refuse);
+        let warned = in_few_lines(asked.iter().copied().filter(|demand| self.stance(demand.rule) == Stance::Warn));
         let refusal = (!refused.is_empty()).then(|| Refusal::new(Code::PolicyRefused, in_short(&refused)));
         // What did not fit into the refusal is in the journal, whole.
         let cut = refusal.as_ref().is_some_and(|refusal| refused.iter().any(|words| !refusal.detail.contains(words)));
@@ -151,12 +155,64 @@ impl Policy {
 impl Demand {
     /// Key, what, whose, and the rule to look for.
     fn words(&self) -> String {
-        let Demand { rule, service, key, what, path: _ } = self;
+        format!("{} (policy.{})", self.asked(&self.what), self.rule.as_str())
+    }
+
+    fn asked(&self, what: &str) -> String {
+        let Demand { rule: _, service, key, what: _, path: _ } = self;
         let whose = match key.strip_prefix("services.").is_some_and(|rest| rest.starts_with(service.as_str())) {
             true => String::new(),
             false => format!(", for service {service:?}"),
         };
-        format!("{key} {what}{whose} (policy.{})", rule.as_str())
+        format!("{key} {what}{whose}")
+    }
+
+    /// What is mounted, if a variable decides that.
+    fn undecided_mount(&self) -> Option<&str> {
+        self.what.strip_suffix(BY_VARIABLE)?.strip_suffix(": ").filter(|what| what.starts_with("mounts "))
+    }
+}
+
+/// The lines of the journal: what two rules speak of is one line, and so are all mounts of a service that variables
+/// decide.
+fn in_few_lines<'d>(demands: impl Iterator<Item = &'d Demand>) -> Vec<String> {
+    let mut lines: Vec<Line<'d>> = Vec::new();
+    let mut places: BTreeMap<[&str; 3], usize> = BTreeMap::new();
+    for demand in demands {
+        let Demand { rule, service, key, what, path: _ } = demand;
+        let undecided = demand.undecided_mount();
+        let place = if undecided.is_some() {
+            [service.as_str(), "", ""]
+        } else {
+            [service.as_str(), key.as_str(), what.as_str()]
+        };
+        let at = *places.entry(place).or_insert(lines.len());
+        if at == lines.len() {
+            lines.push(Line { first: demand, asked: BTreeSet::new(), rules: BTreeSet::new() });
+        }
+        if let Some(line) = lines.get_mut(at) {
+            line.asked.insert(demand.asked(undecided.unwrap_or(what)));
+            line.rules.insert(*rule);
+        }
+    }
+    lines.into_iter().map(Line::words).collect()
+}
+
+/// What goes into one line of the journal.
+struct Line<'d> {
+    first: &'d Demand,
+    asked: BTreeSet<String>,
+    rules: BTreeSet<Rule>,
+}
+
+impl Line<'_> {
+    fn words(self) -> String {
+        let more = self.asked.len().saturating_sub(MAX_OF_A_LINE);
+        let asked: Vec<String> = self.asked.into_iter().take(MAX_OF_A_LINE).collect();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let why = if self.first.undecided_mount().is_some() { format!(": {BY_VARIABLE}") } else { String::new() };
+        let rules: Vec<String> = self.rules.iter().map(|rule| format!("policy.{}", rule.as_str())).collect();
+        format!("{}{more}{why} ({})", asked.join(", "), rules.join(", "))
     }
 }
 
@@ -224,7 +280,15 @@ const USUAL_RUNTIMES: &[&str] = &["", "runc", "io.containerd.runc.v2"];
 /// File systems that are not of this box: made anew, or another machine's.
 const REMOTE_FILE_SYSTEMS: &[&str] = &["tmpfs", "nfs", "nfs3", "nfs4", "cifs", "smb3"];
 
+/// Drivers of networks that lead no further than Docker's own.
+const USUAL_NETWORKS: &[&str] = &["", "bridge", "default", "none", "null", "overlay"];
+
 const BY_VARIABLE: &str = "a variable decides, so nobody can tell that it is harmless";
+
+/// Whether a volume of this type is made anew, or another machine's.
+pub(super) fn is_remote(kind: &str) -> bool {
+    REMOTE_FILE_SYSTEMS.contains(&kind)
+}
 
 /// All that one service of a resolved model (`top`) asks for.
 pub(super) fn demands(name: &str, service: &Value, top: &Value, site: Site<'_>) -> Vec<Demand> {
@@ -294,17 +358,27 @@ impl<'m> Asks<'m> {
             };
             self.own(Rule::HostNamespaces, key, what);
         }
-        // The engine's network `host` is the box's, however it is come by.
-        let default = Value::String("default".to_owned());
-        let used: Vec<&str> = match self.service.get("networks") {
+        if let Some(given) = self.value("cgroup_parent").map(plain).filter(|given| !given.is_empty()) {
+            self.own(Rule::HostNamespaces, "cgroup_parent", format!("{}, a control group of the box", is(&given)));
+        }
+        // The engine's network `host` is the box's, however it is come by. None named, by whatever kind of nothing, is
+        // the default one (tried on 2.26.1 and 2.40.3).
+        let mut used: Vec<&str> = match self.service.get("networks") {
             Some(Value::Object(map)) => map.keys().map(String::as_str).collect(),
-            Some(list @ Value::Array(_)) => items(Some(list)).iter().filter_map(Value::as_str).collect(),
-            _ if self.value("network_mode").is_some() => Vec::new(),
-            _ => default.as_str().into_iter().collect(),
+            networks => items(networks).iter().filter_map(Value::as_str).collect(),
         };
+        if used.is_empty() && self.value("network_mode").is_none() {
+            used.push("default");
+        }
         for network in used {
             let definition = self.top.get("networks").and_then(|all| all.get(network));
             let real = definition.and_then(|definition| text(definition, "name")).unwrap_or(network);
+            let driver = definition.and_then(|definition| text(definition, "driver")).unwrap_or_default();
+            if !USUAL_NETWORKS.contains(&driver) {
+                let what =
+                    format!("{}: what such a driver reaches of the box and around it, nobody can tell", is(driver));
+                self.add(Rule::HostNamespaces, format!("networks.{network}.driver"), what, None);
+            }
             let what = if has_variable(real) {
                 format!("is {}: {BY_VARIABLE}", shown(real))
             } else if real == "host" || real.starts_with("container:") {
@@ -348,6 +422,15 @@ impl<'m> Asks<'m> {
             if !USUAL_SECURITY.contains(&given.replacen(':', "=", 1).as_str()) {
                 self.own(Rule::SecurityOpt, &format!("security_opt[{index}]"), is(&given));
             }
+        }
+        if let Some(value) = self.value("credential_spec") {
+            self.own(Rule::SecurityOpt, "credential_spec", format!("is {}", shown(&plain(value))));
+        }
+        let annotated = entries(self.service.get("annotations")).map(|(key, _)| key.clone());
+        let listed = items(self.service.get("annotations")).iter().map(plain);
+        for given in annotated.chain(listed) {
+            let what = format!("has {}: what a runtime makes of it, nobody can tell", shown(&given));
+            self.own(Rule::Runtime, "annotations", what);
         }
         if let Some(value) = self.value("runtime") {
             let given = plain(value);
@@ -421,7 +504,7 @@ impl<'m> Asks<'m> {
             self.unknown(key, given);
         } else if options.split(',').any(|o| matches!(o.trim(), "bind" | "rbind")) {
             self.source(key, &device, true);
-        } else if !is_plain && !REMOTE_FILE_SYSTEMS.contains(&kind.as_str()) {
+        } else if !is_plain && !is_remote(&kind) {
             let what =
                 format!("mounts {} as {}: what that shows of the box, nobody can tell", shown(&device), shown(&kind));
             self.add(Rule::Binds, key.clone(), what.clone(), None);
@@ -476,7 +559,7 @@ impl<'m> Asks<'m> {
 
     /// A variable says what is mounted: it may be the socket, and it may be anything else.
     fn unknown(&mut self, key: String, given: &str) {
-        let what = format!("mounts {}: {BY_VARIABLE}", shown(given));
+        let what = format!("mounts {}: {BY_VARIABLE}", shown(self.site.written(given)));
         self.add(Rule::DockerSocket, key.clone(), what.clone(), None);
         self.add(Rule::Binds, key, what, None);
     }
@@ -486,7 +569,7 @@ impl<'m> Asks<'m> {
         let path = match self.site.see(source, as_it_is) {
             Seen::OfTheBundle => return,
             Seen::Unknown(why) => {
-                let what = format!("mounts {}: {why}", shown(source));
+                let what = format!("mounts {}: {why}", shown(self.site.written(source)));
                 self.add(Rule::DockerSocket, key.clone(), what.clone(), None);
                 return self.add(Rule::Binds, key, what, None);
             }
@@ -498,11 +581,14 @@ impl<'m> Asks<'m> {
             let what = format!("mounts {}: whoever may write to it owns the box", shown(source));
             return self.add(Rule::DockerSocket, key, what, None);
         }
-        if let Some(socket) = sockets.iter().find(|socket| below(socket, &path).is_some()) {
-            let what = format!("mounts {}, which holds {socket}", shown(source));
+        let socket = sockets.iter().find(|socket| below(socket, &path).is_some());
+        let own = below(self.site.state, &path).map(|_| "the agent's own credentials (its state directory)");
+        let held: Vec<&str> = socket.map(String::as_str).into_iter().chain(own).collect();
+        if !held.is_empty() {
+            let what = format!("mounts {}, which holds {}", shown(source), held.join(" and "));
             self.add(Rule::DockerSocket, key.clone(), what, None);
         }
-        if below(self.site.state, &path).is_some() {
+        if own.is_some() {
             let what = format!("mounts {} of the box, which holds the agent's state directory", shown(source));
             return self.add(Rule::Binds, key, what, None);
         }
@@ -518,6 +604,11 @@ enum Seen {
 }
 
 impl Site<'_> {
+    /// A source as it stands in the file: in front of `${X}/y` Compose writes the project's folder.
+    fn written<'t>(&self, source: &'t str) -> &'t str {
+        below(source, self.project).filter(|rest| rest.starts_with('$')).unwrap_or(source)
+    }
+
     fn see(&self, source: &str, as_it_is: bool) -> Seen {
         if has_variable(source) {
             return Seen::Unknown(BY_VARIABLE);
@@ -680,6 +771,84 @@ mod tests {
         }
         assert_eq!(of_top(json!({"networks": {"${N}": null}}), top("x")).len(), 1);
         assert_eq!(of_top(json!({"network_mode": "none"}), top("host")), []);
+    }
+
+    #[test]
+    fn no_network_named_is_the_default_one_by_whatever_kind_of_nothing() {
+        let top = json!({"networks": {"default": {"name": "host", "external": true}}});
+        for nothing in [json!({}), json!([]), json!(null)] {
+            let found = of_top(json!({"networks": nothing}), top.clone());
+            assert_eq!(keys(&found), ["host_namespaces networks.default.name"], "{nothing}");
+        }
+        assert_eq!(of_top(json!({"networks": {}, "network_mode": "none"}), top), []);
+    }
+
+    #[test]
+    fn a_network_of_a_driver_that_reaches_around_the_box_is_a_demand() {
+        let of_driver = |driver: &str| {
+            let top = json!({"networks": {"n": {"driver": driver}, "unused": {"driver": "macvlan"}}});
+            of_top(json!({"networks": ["n"]}), top).len()
+        };
+        assert_eq!(["", "bridge", "overlay"].map(of_driver), [0, 0, 0]);
+        assert_eq!(["macvlan", "ipvlan", "host", "${D}", "vendor/x"].map(of_driver), [1, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn what_else_of_a_service_is_about_the_box_is_a_demand() {
+        for (service, key) in [
+            (json!({"cgroup_parent": "/system.slice"}), "host_namespaces services.web.cgroup_parent"),
+            (json!({"credential_spec": {"file": "x"}}), "security_opt services.web.credential_spec"),
+            (json!({"annotations": {"a": "b"}}), "runtime services.web.annotations"),
+            (json!({"annotations": ["a=b"]}), "runtime services.web.annotations"),
+            (json!({"use_api_socket": true}), "docker_socket services.web.use_api_socket"),
+        ] {
+            assert_eq!(keys(&of(service)), [key]);
+        }
+        let nothing = json!({"cgroup_parent": "", "credential_spec": null, "annotations": {}, "use_api_socket": false});
+        assert_eq!(of(nothing), []);
+    }
+
+    #[test]
+    fn a_folder_above_the_state_directory_is_told_with_what_is_in_it() {
+        let site = Site { state: "/var/lib/agent", ..SITE };
+        let bind = |source: &str| {
+            let service = json!({"volumes": [{"type": "bind", "source": source, "target": "/t"}]});
+            demands("web", &service, &json!({}), site)
+        };
+        let usual = |source: &str| Policy::default().judge(&bind(source));
+        assert_eq!(
+            usual("/var/lib").warnings,
+            [
+                "services.web.volumes[0] mounts \"/var/lib\", which holds the agent's own credentials (its state directory) (policy.docker_socket)"
+            ]
+        );
+        let [whole] = &usual("/").warnings[..] else { panic!("{:?}", usual("/")) };
+        assert!(whole.contains("docker.sock and the agent's own credentials"), "{whole}");
+        assert_eq!((usual("/").refusal, usual("/var/libs").warnings), (None, Vec::new()));
+        let all = refuses(&[Rule::Binds], &["/"]);
+        assert!(all.judge(&bind("/var/lib")).refusal.is_some());
+        assert_eq!(all.judge(&bind("/var/libs")).refusal, None);
+    }
+
+    #[test]
+    fn what_variables_decide_is_one_line_a_service() {
+        let bind = |source: &str| json!({"type": "bind", "source": source, "target": "/t"});
+        let service = json!({"volumes": [bind("${DATA}"), bind("/x/${LOGS}"), bind("/etc")]});
+        let of_two = [of(service.clone()), demands("db", &service, &json!({}), SITE)].concat();
+        let usual = Policy::default().judge(&of_two).warnings;
+        let line = |service: &str, rules: &str| {
+            format!(
+                "services.{service}.volumes[0] mounts \"${{DATA}}\", services.{service}.volumes[1] mounts \"/x/${{LOGS}}\": {BY_VARIABLE} ({rules})"
+            )
+        };
+        assert_eq!(usual, ["db", "web"].map(|service| line(service, "policy.docker_socket")));
+        let both = Policy { rules: BTreeMap::from([(Rule::Binds, Stance::Warn)]), ..Policy::default() };
+        let warned = both.judge(&of(service)).warnings;
+        assert_eq!(warned.len(), 2, "{warned:?}");
+        assert_eq!(warned[0], line("web", "policy.docker_socket, policy.binds"));
+        let many: Vec<Value> = (0..30_000).map(|n| bind(&format!("${{X{n}}}"))).collect();
+        let [one] = &Policy::default().judge(&of(json!({ "volumes": many }))).warnings[..] else { panic!() };
+        assert!(one.contains(" and 29990 more: "), "{one}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::containers::Container;
 use super::failure::Refusal;
 use super::manifest::Manifest;
 use super::meta::Meta;
+use super::model::is_false;
 use super::report::Report;
 use super::state::{State, TokenSource};
 use super::{Scrubbed, Sha, Stamp};
@@ -397,6 +398,9 @@ pub struct WriteRelease {
     pub mounts: Vec<(String, String)>,
     /// The registry to log in at, and as whom; none: no credential.
     pub registry: Option<(String, String)>,
+    /// Its services may write to what Compose reads of it (`Model::open`): never again is it run as it lies there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub open: bool,
 }
 
 /// `docker compose config -q`.
@@ -404,6 +408,12 @@ pub struct WriteRelease {
 pub struct CheckCompose {
     /// Which staged release.
     pub sha: Sha,
+    /// Before: look where its mounts lead (`config --format json`), for a variable decides (`Model::decided`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub decided: bool,
+    /// `Model::open`: that its services may write to what Compose reads is known.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub open: bool,
 }
 
 /// `docker compose --progress quiet pull`.

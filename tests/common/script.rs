@@ -239,9 +239,7 @@ impl Script {
             Op::FetchBundle(_) => Event::BundleFetched(Ok(Box::new(self.facts.clone()))),
             Op::ProbeDocker(_) => Event::DockerProbed(Ok(versions())),
             Op::StageBundle(_) => Event::BundleStaged(Ok(())),
-            Op::ReadModel(_) => {
-                Event::ModelRead(Ok(Model { services: services(), warnings: Vec::new(), demands: Vec::new() }))
-            }
+            Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), ..Default::default() })),
             Op::LookupToken(_) => Event::TokenLookedUp(Ok(token(3000))),
             Op::RenewToken(_) => Event::TokenRenewed(Ok(token(3600))),
             Op::AskLease(_) => Event::LeaseAnswered(Ok(Lease {

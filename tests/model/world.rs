@@ -259,11 +259,7 @@ fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: St
         Op::ProbeDocker(_) => Event::DockerProbed(run_fault.map_or(Ok(versions()), Err)),
         Op::ReadModel(_) => {
             let web = Service { scale: 1, ..Service::default() };
-            let model = Model {
-                services: BTreeMap::from([("web".to_owned(), web)]),
-                warnings: Vec::new(),
-                demands: Vec::new(),
-            };
+            let model = Model { services: BTreeMap::from([("web".to_owned(), web)]), ..Model::default() };
             Event::ModelRead(run_fault.map_or(Ok(model), |fault| Err(ComposeFault::Run(fault))))
         }
         Op::LookupToken(lookup) => {

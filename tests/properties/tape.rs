@@ -223,7 +223,7 @@ pub fn some_event(tape: &mut Tape, op: &Op) -> Event {
                     path: tape.of(&[None, Some("/srv/x".to_owned())]),
                 };
                 let demands = if tape.one_in(3) { vec![demand] } else { Vec::new() };
-                Model { services, warnings: tape.of(&[Vec::new(), vec!["w".to_owned()]]), demands }
+                Model { services, warnings: tape.of(&[Vec::new(), vec!["w".to_owned()]]), demands, ..Model::default() }
             },
             |tape| match tape.pick(2) {
                 0 => ComposeFault::Run(a_run_fault(tape)),

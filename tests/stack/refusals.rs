@@ -3,7 +3,7 @@
 use monky_deployd::sandbox::tenancy::bundle_body;
 use serde_json::json;
 
-use crate::common::rig::{Rig, on_each, on_one};
+use crate::common::rig::{Rig, on_each, on_one, wait_until};
 
 const WEB: &str = "services: {web: {image: '@web:1'}}\n";
 
@@ -134,6 +134,7 @@ const POLICY: &[(&str, &str, &str, &str)] = &[
     ("privileged", "privileged: '${P:-true}'", "privileged: false", "services.web.privileged"),
     ("host_namespaces", "pid: host", "ipc: shareable", "services.web.pid"),
     ("host_namespaces", "networks: [box]", "networks: [own]", "networks.box.name"),
+    ("host_namespaces", "networks: [wide]", "networks: {}", "networks.wide.driver"),
     ("devices", "devices: ['/dev/null:/dev/x']", "devices: []", "services.web.devices[0]"),
     ("capabilities", "cap_add: [NET_ADMIN]", "cap_drop: [ALL], cap_add: [SETUID]", "services.web.cap_add[0]"),
     (
@@ -167,7 +168,7 @@ fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
         let bundle = |rig: &Rig, generation: i64, services: &str| {
             let compose = format!(
                 "services:\n{services}\
-                 networks: {{box: {{external: true, name: host}}, own: {{}}}}\n\
+                 networks: {{box: {{external: true, name: host}}, own: {{}}, wide: {{driver: macvlan}}}}\n\
                  volumes:\n  data: {{}}\n  memory: {{driver_opts: {{type: tmpfs, device: tmpfs}}}}\n  \
                  bound: {{driver_opts: {{type: none, o: bind, device: /etc}}}}\n"
             );
@@ -203,6 +204,158 @@ fn what_the_owner_forbids_is_refused_and_what_is_near_it_is_deployed() {
             101,
             "  web: {image: '@digest', volumes: ['@root/fine:/x', './conf:/y:ro', 'memory:/z']}\n",
         ));
+    });
+}
+
+#[test]
+fn the_default_network_that_is_the_boxs_own_is_seen_whatever_a_service_says_of_networks() {
+    on_each(|rig| {
+        rig.set("policy.host_namespaces", "refuse");
+        for (n, networks) in (1..).zip(["", ", networks: {}", ", networks: []", ", networks: [default]"]) {
+            let compose = format!(
+                "services: {{web: {{image: '@web:1'{networks}}}}}\nnetworks: {{default: {{name: host, external: true}}}}\n"
+            );
+            rig.desire(&rig.simple(n, &compose, &[]));
+            let ran = rig.tick_fails("POLICY_REFUSED");
+            assert!(ran.stderr.contains("networks.default.name is host"), "{networks}: {}", ran.stderr);
+        }
+        assert_eq!((rig.calls("POST", "/leases"), rig.all_ids().len()), (0, 0));
+    });
+}
+
+#[test]
+fn no_variable_leads_a_mount_into_the_state_directory() {
+    on_each(|rig| {
+        let state = rig.state_dir().display().to_string();
+        let (above, last) = state.rsplit_once('/').unwrap();
+        let web = |more: &str| format!("services: {{web: {{image: '@web:1', {more}}}}}\n");
+        let refused = |n: i64, compose: &str, files: &[(&str, &str)], leases: usize| {
+            rig.desire(&rig.simple(n, compose, files));
+            let ran = rig.tick_fails("COMPOSE_REFUSED");
+            assert!(ran.stderr.contains("the agent's state directory"), "{compose}: {}", ran.stderr);
+            assert_eq!((rig.calls("POST", "/leases"), rig.all_ids().len(), rig.has("current")), (leases, 0, false));
+        };
+        // What it says itself is refused before a lease is asked for.
+        refused(1, &web(&format!("volumes: ['{above}/${{Z:-{last}}}/token.json:/x']")), &[], 0);
+        refused(2, &web(&format!("env_file: ['{above}/${{Z:-{last}}}/docker/config.json']")), &[], 0);
+        let volume =
+            format!("volumes: {{vol: {{driver_opts: {{type: none, o: bind, device: '{above}/${{Z:-{last}}}'}}}}}}\n");
+        refused(3, &format!("{}{volume}", web("volumes: ['vol:/x']")), &[], 0);
+        // What only a value says, by whichever way it comes.
+        let env = format!("Z={last}\nWHOLE={state}/token.json\nSPEC={state}:/x\nUP=../..\n");
+        let env = [("env.template", env.as_str())];
+        for (n, (volume, leases)) in (4..).zip([
+            (format!("volumes: ['{above}/${{Z}}/token.json:/x']"), 1),
+            ("volumes: ['${WHOLE}:/x:ro']".to_owned(), 1),
+            ("volumes: ['${SPEC}']".to_owned(), 1),
+            ("volumes: ['./${UP}/docker:/x']".to_owned(), 1),
+            ("volumes: ['${DOCKER_CONFIG}:/x']".to_owned(), 1),
+            ("secrets: [s]}}\nsecrets: {s: {file: '${WHOLE}'}}\nx-a: {a: {".to_owned(), 1),
+            ("volumes: ['vol:/x']}}\nvolumes: {vol: {driver_opts: {type: none, o: bind, device: '${WHOLE}'}}}\nx-a: {a: {".to_owned(), 1),
+        ]) {
+            refused(n, &web(&volume), &env, leases);
+        }
+        // A file that is included has variables of its own.
+        let included =
+            [("sub/.env", env[0].1), ("sub/a.yaml", "services: {db: {image: '@web:1', volumes: ['${WHOLE}:/x']}}\n")];
+        refused(20, &format!("include: [sub/a.yaml]\n{}", web("hostname: a")), &included, 1);
+        // And what an honest bundle has is deployed, what it is asked for told in one line.
+        let data = rig.dir.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let env = format!("DATA={}\nAPP=data\n", data.display());
+        let volumes = format!(
+            "volumes: ['${{DATA}}:/a', '{}/${{APP}}:/b', {{type: bind, source: '${{NO:-./conf}}', target: /c, read_only: true}}]",
+            rig.dir.path().display()
+        );
+        rig.desire(&rig.simple(30, &web(&volumes), &[("env.template", &env), ("conf/a", "a\n")]));
+        let ran = rig.tick_ends(0);
+        assert_eq!(ran.stderr.matches("nobody can tell that it is harmless").count(), 1, "{}", ran.stderr);
+        assert_eq!(rig.shell("web", "cat /c/a"), b"a\n");
+    });
+}
+
+#[test]
+fn what_a_container_wrote_into_its_release_is_not_run() {
+    on_each(|rig| {
+        rig.set("on_unhealthy", "rollback");
+        let compose =
+            |more: &str| format!("services: {{web: {{image: '@web:1', volumes: ['.:/m', './site:/www:ro']}}{more}}}\n");
+        let files = [("site/index.html", "page\n")];
+        let good = rig.deploy(&rig.simple(1, &compose(""), &files));
+        // The container changes what Compose would run, also the agent's own two files.
+        let tamper = "sed -i 's/image:/privileged: true, hostname: owned, image:/' /m/compose.yaml; echo X=1 >/m/.env; \
+                      echo 'services: {web: {hostname: owned}}' >/m/.monky-deployd.yaml; cat /m/compose.yaml";
+        let says = String::from_utf8(rig.shell("web", tamper)).unwrap();
+        assert!(says.contains("privileged: true"), "{says}");
+        let is_ours = |rig: &Rig| {
+            let format = "{{.HostConfig.Privileged}} {{.Config.Hostname}}";
+            let is = rig.docker_says(&["inspect", "-f", format, &rig.id("web")]);
+            assert!(is.starts_with("false ") && !is.contains("own"), "{is}");
+            let lies = std::fs::read_to_string(rig.state_dir().join(format!("releases/{good}/compose.yaml"))).unwrap();
+            assert!(!lies.contains("privileged"), "{lies}");
+        };
+
+        // No rollback to it.
+        rig.desire(&rig.simple(2, &compose(", job: {image: '@tool:1', command: ['false']}"), &files));
+        let ran = rig.tick_fails("UNHEALTHY");
+        assert!(ran.stdout.starts_with("failed ") && ran.stderr.contains("is not brought back"), "{ran:?}");
+        assert_eq!(rig.report()["rolled_back"], json!(false));
+
+        // Desired again it is unpacked anew, and what mounts it mounts the new folder.
+        rig.tenancy.desire(&rig.env_id, Some(&good));
+        rig.tick_ends(0);
+        is_ours(rig);
+        rig.shell("web", tamper);
+        let before = rig.life("web");
+        let ran = rig.run(&["tick", "--force"]);
+        assert_eq!(ran.status, 0, "{ran:?}");
+        is_ours(rig);
+        assert_ne!(rig.life("web"), before);
+        assert_eq!(rig.shell("web", "cat /www/index.html"), b"page\n");
+    });
+}
+
+#[test]
+fn an_interrupted_apply_of_what_its_services_may_write_to_begins_anew() {
+    on_one(|rig| {
+        let gated = "
+services:
+  gate:
+    image: '@tool:1'
+    command: [sleep, '1000']
+    volumes: ['.:/m']
+    healthcheck: {test: [CMD, test, -f, /tmp/open], interval: 1s, timeout: 5s, retries: 100}
+  web:
+    image: '@web:1'
+    depends_on: {gate: {condition: service_healthy}}
+";
+        rig.desire(&rig.simple(1, gated, &[]));
+        let agent = rig.start(&["tick"]);
+        let running = |rig: &Rig| {
+            let ids = rig.ids("gate");
+            ids.len() == 1 && rig.docker_says(&["inspect", "-f", "{{.State.Running}}", &ids[0]]) == "true"
+        };
+        wait_until("`up` has begun", || running(rig));
+        agent.signal(rustix::process::Signal::KILL);
+        drop(agent);
+        let before = rig.id("gate");
+        rig.shell("gate", "sed -i 's/command:/privileged: true\\n    command:/' /m/compose.yaml");
+        let lies = || std::fs::read_to_string(rig.state_dir().join("current/compose.yaml")).unwrap();
+        assert!(lies().contains("privileged"));
+        // Without tenancy there is no bundle to begin anew with: nothing is run.
+        rig.tenancy.set_reachable(false);
+        let ran = rig.tick_ends(75);
+        assert!(!ran.stderr.contains("finishing"), "{}", ran.stderr);
+        assert!(lies().contains("privileged"));
+        rig.tenancy.set_reachable(true);
+        let agent = rig.start(&["tick"]);
+        let anew = |rig: &Rig| running(rig) && !rig.ids("gate").contains(&before);
+        wait_until("its container was made anew", || anew(rig));
+        assert!(!lies().contains("privileged"));
+        rig.shell("gate", "touch /tmp/open");
+        let ran = agent.ended();
+        assert_eq!(ran.status, 0, "{ran:?}");
+        assert_eq!(rig.docker_says(&["inspect", "-f", "{{.HostConfig.Privileged}}", &rig.id("gate")]), "false");
     });
 }
 

@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use zeroize::Zeroizing;
+
 use crate::effects::words::unset_variables;
 use crate::effects::{RunFault, Scrub, Scrubbed, Sha};
 
@@ -64,6 +66,22 @@ impl Docker {
             return Err(RunFault::Failed { status: Some(0), words, disk_full: false });
         }
         Ok(output.stdout.bytes)
+    }
+
+    /// What Compose makes of a complete release, every variable filled in, as JSON. It holds secrets: for a look at it,
+    /// and then to be gone.
+    ///
+    /// # Errors
+    /// When Compose refuses it, or it is larger than 32 MiB.
+    pub fn resolved(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Zeroizing<Vec<u8>>, RunFault> {
+        let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json"]);
+        let call = Call { stdout: Keep::First(MODEL_CAP), ..Call::new(args, DEADLINE) };
+        let output = self.succeed(&call, scrub)?;
+        if output.stdout.cut {
+            let words = Scrubbed::new(scrub, "the compose file is larger than 32 MiB with its values");
+            return Err(RunFault::Failed { status: Some(0), words, disk_full: false });
+        }
+        Ok(Zeroizing::new(output.stdout.bytes))
     }
 
     /// Has Compose check the complete release. A variable that is not set is only a warning for Compose, and a

@@ -5,6 +5,9 @@
 //!
 //! The state directory is closed to others (0700), but what is *in* a release is 0755 and 0644: services mount these
 //! files, and a container's user is not ours. `.env` and the override, which nothing mounts, are 0600.
+//!
+//! A release whose services may write to what Compose reads of it is marked, beside its folder, where no container sees
+//! it: it is never run as it lies there, but unpacked anew, into a folder that nobody has mounted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,6 +26,8 @@ use crate::effects::{Sha, StoreFault};
 pub const ENV: &str = ".env";
 /// The generated override of a release.
 pub const OVERRIDE: &str = ".monky-deployd.yaml";
+/// How the mark of an open release begins; its sha follows.
+const OPEN: &str = ".open-";
 /// What stands in the override until it is generated.
 const EMPTY_OVERRIDE: &str = "# staged; not complete yet\nservices: {}\n";
 /// More than a bundle's file may have.
@@ -49,13 +54,24 @@ impl Store {
         Ok(shas.filter(|sha| is_real_dir(&self.release_dir(sha))).collect())
     }
 
-    /// The releases that could be brought up as they are: staged, and completed with their secrets.
+    /// The releases that could be brought up as they are: staged, completed with their secrets, and not open.
     pub(super) fn complete(&self) -> Result<Vec<Sha>, Fail> {
         let complete = |sha: &Sha| {
             let text = fs::read(self.release_dir(sha).join(OVERRIDE));
             text.is_ok_and(|text| text != EMPTY_OVERRIDE.as_bytes())
         };
-        Ok(self.staged()?.into_iter().filter(complete).collect())
+        Ok(self.staged()?.into_iter().filter(|sha| complete(sha) && !self.is_open(sha)).collect())
+    }
+
+    fn open_mark(&self, sha: &Sha) -> String {
+        format!("{OPEN}{sha}")
+    }
+
+    /// Its services may have written to what Compose reads of it.
+    fn is_open(&self, sha: &Sha) -> bool {
+        // What cannot be looked at may be there.
+        let mark = fs::symlink_metadata(self.releases().join(self.open_mark(sha)));
+        !mark.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
     /// The release that `current` points to, if it is one of ours and there.
@@ -66,8 +82,8 @@ impl Store {
     }
 
     /// Unpacks a bundle into `releases/<sha>`, with an empty `.env` and an override that changes nothing. A folder that
-    /// holds just these files already is kept as it is; one that differs is replaced in one step, and keeps its `.env`
-    /// and override (it may be the current one).
+    /// holds just these files already is kept as it is; one that differs is replaced in one step, and keeps its `.env` and
+    /// override (it may be the current one). Of an open one nothing is kept: Compose reads these two as well.
     pub fn stage_bundle<'a>(
         &self,
         sha: &Sha,
@@ -79,17 +95,24 @@ impl Store {
             for (path, _) in &bundle {
                 safe_parts(path)?;
             }
-            if is_real_dir(&target) && holds(&target, &bundle) {
+            let open = self.is_open(sha);
+            if is_real_dir(&target) && !open && holds(&target, &bundle) {
                 return Ok(());
             }
             let disk = self.disk();
             let temp = files::free_name(disk, &self.releases().join(format!("{TEMP}{}", sha.short())))?;
-            let done = build(disk, &temp, &bundle, &target).and_then(|()| put_in_place(disk, &temp, &target));
+            let done = build(disk, &temp, &bundle, (!open).then_some(&*target))
+                .and_then(|()| put_in_place(disk, &temp, &target));
             // After an exchange the old folder has the temporary name. If it can't be removed now, the next tick sweeps.
             let _ = files::remove_any(disk, &temp);
             done?;
             files::sync_dir(disk, &self.releases())
         })
+    }
+
+    /// Marks a release as open, before it is completed: from the moment that it can be run, it is known.
+    pub fn mark_open(&self, sha: &Sha) -> Result<(), StoreFault> {
+        self.writing(|| files::write(self.disk(), &self.releases(), &self.open_mark(sha), b""))
     }
 
     /// Completes a staged release.
@@ -150,6 +173,10 @@ impl Store {
                 let going = files::free_name(self.disk(), &self.releases().join(format!("{TEMP}old-{sha}")))?;
                 let dir = self.release_dir(sha);
                 disk::rename(self.disk(), &dir, &going).doing("remove", &dir)?;
+                // After it: a mark without a release is in nobody's way.
+                if self.is_open(sha) {
+                    files::remove(self.disk(), &self.releases(), &self.open_mark(sha))?;
+                }
             }
             self.sweep().into_iter().next().map_or(Ok(()), Err)
         })
@@ -176,7 +203,7 @@ fn safe_parts(path: &str) -> Result<Vec<&str>, Fail> {
 }
 
 /// Writes a whole release into a new folder, and to the disk.
-fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
+fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: Option<&Path>) -> Result<(), Fail> {
     disk::make_dir(disk, dir).doing("make the folder", dir)?;
     // Deepest last: a folder's names are synced after all of them are there.
     let mut folders = BTreeSet::from([dir.to_owned()]);
@@ -194,7 +221,7 @@ fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> R
         files::write_new(disk, &at.join(name), content, 0o644)?;
     }
     for (name, fallback) in [(ENV, ""), (OVERRIDE, EMPTY_OVERRIDE)] {
-        let kept = files::read(&old.join(name), MAX_FILE).ok().flatten();
+        let kept = old.and_then(|old| files::read(&old.join(name), MAX_FILE).ok().flatten());
         let kept = kept.map(zeroize::Zeroizing::new);
         files::write_new(disk, &dir.join(name), kept.as_deref().map_or(fallback.as_bytes(), Vec::as_slice), 0o600)?;
     }

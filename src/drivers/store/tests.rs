@@ -443,6 +443,53 @@ fn a_staged_bundle_is_readable_to_containers_and_its_env_is_not() {
 }
 
 #[test]
+fn an_open_release_is_never_run_as_it_lies_there_and_is_unpacked_anew() {
+    let b = Box_::new();
+    let store = b.open();
+    let (dir, releases) = (store.release_dir(&sha(1)), || store.load_state(NOW).unwrap().local.releases);
+    for open in [false, true] {
+        stage(&store, &sha(1), FILES).unwrap();
+        if open {
+            store.mark_open(&sha(1)).unwrap();
+        }
+        store.write_release(&sha(1), "A=1\n", "services: {a: {}}\n").unwrap();
+        store.promote(&sha(1)).unwrap();
+        assert_eq!(releases(), if open { vec![] } else { vec![sha(1)] });
+    }
+    // A container wrote into it. The one that mounts the old folder reaches the new one no more.
+    let mounted = fs::File::open(&dir).unwrap();
+    let inode = || fs::metadata(&dir).unwrap().ino();
+    let before = inode();
+    for (name, text) in
+        [("compose.yaml", "services: {x: {privileged: true}}"), (".env", "X=1"), (OVERRIDE, "services: {}\n#")]
+    {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    stage(&store, &sha(1), FILES).unwrap();
+    assert!(inode() != before && mounted.metadata().unwrap().ino() == before);
+    let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+    let content = FILES.iter().find(|(path, _)| *path == "compose.yaml").unwrap().1;
+    assert_eq!((read("compose.yaml").as_bytes(), read(".env").as_str()), (content, ""));
+    assert!(!read(OVERRIDE).contains("{}\n#"), "{}", read(OVERRIDE));
+    // Nor is one kept that looks as it should: it may change at any moment.
+    let before = inode();
+    stage(&store, &sha(1), FILES).unwrap();
+    assert_ne!(inode(), before);
+    assert_eq!(releases(), []);
+
+    // The mark goes with its release.
+    let names = || files::names(&b.dir().join("releases")).unwrap();
+    assert_eq!(names(), [format!(".open-{}", sha(1)), sha(1).to_string()]);
+    stage(&store, &sha(2), FILES).unwrap();
+    store.promote(&sha(2)).unwrap();
+    drop(store);
+    let store = b.open();
+    assert_eq!(names().len(), 3, "a new tick leaves it");
+    store.prune_releases(&[sha(2)]).unwrap();
+    assert_eq!(names(), [sha(2).to_string()]);
+}
+
+#[test]
 fn a_folder_with_the_same_content_is_kept_and_a_torn_one_replaced_in_one_step() {
     let b = Box_::new();
     let store = b.open();

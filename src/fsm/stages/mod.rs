@@ -83,6 +83,12 @@ pub struct Deploy {
     pub manifest: Manifest,
     /// The services it is made of.
     pub services: BTreeMap<String, Service>,
+    /// They may write to what Compose reads of the release.
+    #[serde(default)]
+    pub open: bool,
+    /// A variable decides where something is mounted from.
+    #[serde(default)]
+    pub decided: bool,
     /// What to do if it does not become healthy.
     pub on_unhealthy: OnUnhealthy,
     /// How long `up` and the wait for health may take together (seconds).
@@ -91,7 +97,8 @@ pub struct Deploy {
 
 impl Deploy {
     /// Each service's label: the digest of the content that it mounts. A value in a mounted file counts by its secret's
-    /// version, since Compose would not see it change.
+    /// version, since Compose would not see it change. An open release is unpacked anew each time, and what mounts the
+    /// old folder would mount nothing: there the attempt counts too.
     fn labels(&self, versions: &BTreeMap<String, u64>) -> Vec<(String, String)> {
         let version_of = |name: &String| {
             let given = |entry: &&Entry| matches!(&entry.usage, ValueUse::Env(var) if var == name);
@@ -99,7 +106,8 @@ impl Deploy {
             Some(format!("{name} {}\n", versions.get(&entry.path)?))
         };
         let label = |service: &Service| {
-            let values: String = service.mounted_variables.iter().filter_map(version_of).collect();
+            let values = service.mounted_variables.iter().filter_map(version_of);
+            let values: String = values.chain(self.open.then(|| format!("{}\n", self.attempt.since.0))).collect();
             let mounts = service.mounts.clone()?;
             Some(if values.is_empty() { mounts } else { Sha::of(format!("{mounts}\n{values}").as_bytes()).into() })
         };

@@ -93,8 +93,9 @@ impl Flow<Secrets> {
                 let versions = versions.clone();
                 match answer!(self, event, WriteRelease) {
                     Ok(()) => {
-                        let sha = self.stage.deploy.attempt.sha.clone();
-                        self.awaiting(Awaits::Checking(versions)).then(CheckCompose { sha })
+                        let Deploy { attempt, open, decided, .. } = &*self.stage.deploy;
+                        let check = CheckCompose { sha: attempt.sha.clone(), decided: *decided, open: *open };
+                        self.awaiting(Awaits::Checking(versions)).then(check)
                     }
                     Err(fault) => self.fail(faults::store(PHASE, &fault)),
                 }
@@ -196,6 +197,7 @@ impl Flow<Secrets> {
             variables: deploy.manifest.variables().map(str::to_owned).collect(),
             mounts: deploy.labels(&versions),
             registry,
+            open: deploy.open,
         };
         self.awaiting(Awaits::Writing(versions)).then(release)
     }

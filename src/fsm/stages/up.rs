@@ -62,12 +62,19 @@ impl Up {
         let attempt = Attempt::of(goal);
         let failure = told_of(goal, failure);
         let core = flow.core();
-        let good =
-            core.state.good.iter().rev().find(|good| good.sha != goal.sha && core.local.releases.contains(&good.sha));
         let wanted = goal.on_unhealthy == OnUnhealthy::Rollback
             && goal.instead_of.is_none()
             && failure.code.class() == Class::Failed;
-        let Some(good) = good.filter(|_| wanted).cloned() else {
+        let others = core.state.good.iter().rev().filter(|good| wanted && good.sha != goal.sha);
+        let good = others.clone().find(|good| core.local.releases.contains(&good.sha)).cloned();
+        let last = others.map(|good| good.sha.clone()).next();
+        if let Some(last) = last.filter(|last| good.as_ref().is_none_or(|good| good.sha != *last)) {
+            flow.note(Note::warn(format!(
+                "{} is not brought back: it is not there any more, or its services may write to its compose.yaml",
+                last.short()
+            )));
+        }
+        let Some(good) = good else {
             return Report::fail_seen(flow, failure, attempt, seen);
         };
         let pulled = PulledProof::of_good(&good);
@@ -80,8 +87,8 @@ impl Up {
             services: good.services,
             secrets: good.secrets,
             on_unhealthy: OnUnhealthy::Keep,
-            healthy_timeout_s: core.settings.healthy_timeout_s,
-            instead_of: Some(Box::new(attempt.failed(&failure, core.now))),
+            healthy_timeout_s: flow.core().settings.healthy_timeout_s,
+            instead_of: Some(Box::new(attempt.failed(&failure, flow.core().now))),
         };
         flow.note(Note::error(format!("{}: {}", failure.code, failure.detail)));
         flow.note(Note::warn(format!("{} failed; bringing {} back up", goal.sha.short(), back.sha.short())));

@@ -208,6 +208,7 @@ impl<'a> Call<'a> {
 fn verb<'a>(common: Common, quiet: bool, words: &[&'a str]) -> Result<Call<'a>, String> {
     match words {
         ["config", "-q"] => Ok(Call::Config { common, quiet: true, interpolate: true }),
+        ["config", "--format", "json"] => Ok(Call::Config { common, quiet: false, interpolate: true }),
         ["config", "--format", "json", "--no-interpolate"] => {
             Ok(Call::Config { common, quiet: false, interpolate: false })
         }
