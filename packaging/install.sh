@@ -76,12 +76,17 @@ globals() {
   declare -g root="" # Tests put a folder here.
   declare -gA opt=() takes=()
   declare -ga rest=() changes=() wanted=() edits=()
-  declare -g work="" stage="" died="" failed_at="" deb="" agent="" token=""
+  declare -g work="" stage="" trial="" died="" failed_at="" deb="" agent="" token=""
   declare -g package=monky-deployd user=monky-deployd
-  declare -g etc=/etc/monky-deployd
+  declare -g etc=/etc/monky-deployd default_state_dir=/var/lib/monky-deployd
+  declare -g dropin=/etc/systemd/system/monky-deployd.service.d/configuration.conf
+  # The engine that docker.service runs, which is what the unit's agent talks to.
+  declare -g engine=unix:///var/run/docker.sock
   # Both are those of OpenZiti's own guide.
   declare -g ziti_repo=https://packages.openziti.org/zitipax-openziti-deb-stable ziti_key=https://get.openziti.io/tun/package-repos.gpg
   export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+  # Whoever runs this may talk to another engine than the box's agent, which gets none of these either.
+  unset DOCKER_HOST DOCKER_CONTEXT DOCKER_CONFIG DOCKER_TLS DOCKER_TLS_VERIFY DOCKER_CERT_PATH DOCKER_API_VERSION DOCKER_AUTH_CONFIG
 }
 
 # ---- Words
@@ -113,22 +118,26 @@ change() { # WHAT COMMAND…
     return
   fi
   say "==> $what"
+  # Before it is begun: what fails in its middle may have changed something.
+  changes+=("$what (begun, and not ended)")
   "$@"
-  changes+=("$what")
+  changes[-1]=$what
 }
 
 finish() {
   local status=$? one
   trap - EXIT
   [[ -z $stage ]] || rm -rf -- "$stage"
+  [[ -z $trial ]] || rm -rf -- "$trial"
   [[ -z $work ]] || rm -rf -- "$work"
   if ((status != 0)) && [[ -z $died ]]; then
     printf '\nerror: this was not foreseen (status %s): %s\n' "$status" "${failed_at:-a signal}" >&2
   fi
   if ((status == 1 || status > 3)); then
     if ((${#changes[@]})); then
-      printf 'Done before that:\n' >&2
+      printf 'Changed until then:\n' >&2
       for one in "${changes[@]}"; do printf '  - %s\n' "$one" >&2; done
+      [[ -z ${force_is_due:-} ]] || printf 'What is applied does not run in the new data-root. To bring it up: %s\n' "$force" >&2
       printf 'Mend it and run this again: what is done already is left alone.\n' >&2
     else
       printf 'Nothing was changed.\n' >&2
@@ -259,6 +268,19 @@ put() { # FILE MODE [OWNER]
   sync "$new"
   mv -fT "$new" "$1"
   stage=""
+}
+
+# Whether a file must be written to be what another one is; says so if not.
+differs() { # WHAT FILE FROM
+  [[ -f $2 ]] && cmp -s "$3" "$2" || return 0
+  say "$1: $2 is right already"
+  return 1
+}
+
+# For everyone to read.
+put_from() { # FILE FROM
+  folder "${1%/*}" 0755
+  put "$1" 0644 <"$2"
 }
 
 folder() { # FOLDER MODE
@@ -399,6 +421,7 @@ check_sha256() { # FILE HEX WHERE-IT-IS-FROM
 # Finds the package: the file that was given, or a download into the private folder. $deb is empty if the version is there.
 get_package() {
   local version base name
+  declare -g would_download=""
   if [[ -n ${opt[deb]} ]]; then
     [[ $(dpkg-deb -f "${opt[deb]}" Package 2>/dev/null) == "$package" ]] || die "--deb: ${opt[deb]} is no package of $package"
     [[ -z ${opt[sha256]} ]] || check_sha256 "${opt[deb]}" "${opt[sha256]}" "given with --sha256"
@@ -433,6 +456,7 @@ get_package() {
   fi
   if [[ ${opt[dry-run]} == yes ]]; then
     say "would download $base/$package/$version/$name and verify its sha256"
+    would_download=yes
     return 0
   fi
   command -v curl >/dev/null || die "curl is missing, and the package has to be downloaded" "apt-get install curl ca-certificates, or give the package with --deb FILE"
@@ -451,16 +475,23 @@ get_package() {
   deb=$work/$name
 }
 
-# The agent of the package, before it is installed: it judges the configuration. Empty if it cannot run from here (noexec).
+# The agent that is to judge the configuration before anything is changed: that of the package, else the one that is here. Never
+# run from /tmp, which may be noexec; what apt does needs programs to be run below /var/lib. Empty if there is none that runs.
 find_agent() {
-  agent=""
+  declare -g agent="" unjudged="there is no monky-deployd"
   if [[ -n $deb ]]; then
-    dpkg-deb -x "$deb" "$work/unpacked"
-    agent=$work/unpacked/usr/bin/monky-deployd
+    unjudged="the agent of $(basename "$deb") does not run below $root/var/lib, from where it was tried"
+    if trial=$(mktemp -d "$root/var/lib/monky-install.XXXXXXXX" 2>"$work/trial.log") && dpkg-deb -x "$deb" "$trial" 2>>"$work/trial.log"; then
+      agent=$trial/usr/bin/monky-deployd
+    fi
+  elif [[ ${opt[dry-run]} == yes && -n $would_download ]]; then
+    unjudged="the package, with the agent that would judge it, would still have to be downloaded"
   elif command -v monky-deployd >/dev/null; then
     agent=monky-deployd
+    unjudged="the monky-deployd of this box does not run"
   fi
-  if [[ -n $agent ]] && ! "$agent" --version >/dev/null 2>&1; then agent=""; fi
+  if [[ -n $agent ]] && ! "$agent" --version >"$work/trial.log" 2>&1; then agent=""; fi
+  [[ -n $agent ]] || unjudged+=": $(tail_of "$work/trial.log")"
 }
 
 # ---- The configuration: keys are changed one by one, everything else in the file stays as it is
@@ -476,25 +507,33 @@ yaml() { # TEXT
   fi
 }
 
-# The value of a key in a file, without quotes. Status 1: it is not there. 3: its section is written in a way that is not
-# understood here.
+# The value of a key in a file, without quotes; a list as [a, b], however it is written. Status 1: it is not there. 3: its section
+# is written in a way that is not understood here.
 config_get() { # FILE KEY
   [[ -f $1 ]] || return 1
   SECTION=$([[ $2 != *.* ]] || printf %s "${2%%.*}") KEY=${2#*.} awk '
     BEGIN { section = ENVIRON["SECTION"]; key = ENVIRON["KEY"]; in_it = (section == ""); q = sprintf("%c", 39) }
+    function bare(text) {
+      if (substr(text, 1, 1) == "\"") { sub(/^"/, "", text); sub(/"[ ]*(#.*)?$/, "", text); gsub(/\\"/, "\"", text); gsub(/\\\\/, "\\", text) }
+      else if (substr(text, 1, 1) == q) { sub("^" q, "", text); sub(q "[ ]*(#.*)?$", "", text); gsub(q q, q, text) }
+      else { sub(/ +#.*$/, "", text); sub(/ +$/, "", text); sub(/^#.*$/, "", text) }
+      return text
+    }
+    found && /^ *- / { sub(/^ *- */, ""); items = items (items == "" ? "" : ", ") bare($0); next }
+    found && /^ *(#.*)?$/ { next }
+    found { exit }
     section != "" && /^[^ #]/ { in_it = ($0 ~ ("^" section ":[ ]*(#.*)?$")); if (!in_it && $0 ~ ("^" section ":")) { odd = 1; exit } }
     in_it && $0 ~ ("^" (section == "" ? "" : " +") key ":( |$)") {
       sub(/^ *[^:]*: */, "")
-      if (substr($0, 1, 1) == "\"") { sub(/^"/, ""); sub(/"[ ]*(#.*)?$/, ""); gsub(/\\"/, "\""); gsub(/\\\\/, "\\") }
-      else if (substr($0, 1, 1) == q) { sub("^" q, ""); sub(q "[ ]*(#.*)?$", ""); gsub(q q, q) }
-      else { sub(/ +#.*$/, ""); sub(/ +$/, ""); sub(/^#.*$/, "") }
-      print; found = 1; exit
+      value = bare($0); found = 1
+      # Without a value it may be a list, an item a line.
+      if (value != "") exit
     }
-    END { if (odd) exit 3; if (!found) exit 1 }' "$1"
+    END { if (odd) exit 3; if (!found) exit 1; print (items == "" ? value : "[" items "]") }' "$1"
 }
 
-# A list is given as YAML: [a, b].
 # The file with a key set, on stdout: in its place, else behind the line that shows its default, else at the end of what it is in.
+# A list is given as YAML: [a, b]. It takes the place of one that is written an item a line, with all its items.
 config_set() { # FILE KEY VALUE
   local value=$3
   [[ $2 == *_roots ]] || value=$(yaml "$3")
@@ -516,8 +555,11 @@ config_set() { # FILE KEY VALUE
       }
       for (i = from; i <= to; i++) if (line[i] ~ ("^" indent "#" key ":")) { after = i; break }
       for (i = from; i <= to; i++) if (line[i] ~ ("^" (section == "" ? "" : " +") key ":( |$)")) { replace = i; break }
+      # The items of the list that it was, and the comments between them.
+      if (replace) for (i = replace + 1; i <= to && line[i] ~ /^ *(- .*|#.*)?$/; i++) if (line[i] ~ /^ *- /) until = i
       if (section != "" && !head && after >= from) { opens = from - 1 } else opens = after
       for (i = 1; i <= NR; i++) {
+        if (i > replace && i <= until) continue
         print (i == replace ? indent new : line[i])
         if (section != "" && !head && i == opens) print section ":"
         if (!replace && i == after) print indent new
@@ -599,7 +641,10 @@ prepare_configuration() {
     die "$config says that this box is $env_id, and the flags say $new_id" \
       "if it is to become another box: apt-get purge $package (this removes its state), then run this again" "if that was a slip: leave --env out"
   fi
-  if [[ -n $agent ]]; then
+  if [[ -z $agent ]]; then
+    note "the new configuration could not be judged before anything is changed: $unjudged"
+    note "the installed agent judges it when it is written; if it refuses, what was there before is put back"
+  else
     "$agent" --config "$new" config check >"$work/check.log" 2>&1 || {
       sed "s|$new|the new $config|g; s/^/    /" "$work/check.log" >&2
       die "the agent does not take the configuration that these flags give (above)" "mend the flags, or $config if the line is yours"
@@ -612,36 +657,99 @@ show_edits() {
   for one in "${edits[@]}"; do say "    $one"; done
 }
 
+# After the package: an older agent, that goes on if the package cannot be installed, might refuse what the new one takes.
 write_configuration() {
-  local config=$root$etc/config.yaml kept
-  if [[ -f $config ]] && cmp -s "$config" "$work/config.yaml"; then
-    say "configuration: $config is right already"
+  local config=$root$etc/config.yaml
+  if ! differs configuration "$config" "$work/config.yaml"; then
+    [[ -z $deb || ${opt[dry-run]} == yes ]] || installed_agent_takes "$config" ||
+      die "the agent that is installed now does not take $config, which nobody has changed: $(tail_of "$work/check.log")" "mend it, and run this again"
     return 0
   fi
   write() {
+    local kept=""
     folder "$root$etc" 0755
-    if [[ -f $config && -z $example ]]; then
-      kept=$config.before-$(date -u +%Y%m%dT%H%M%SZ)
+    if [[ -f $config ]]; then
+      # Also after the package brought its example.
+      kept=$work/config.before
+      is_example || kept=$config.before-$(date -u +%Y%m%dT%H%M%SZ)
       cp -p "$config" "$kept"
-      say "    the old one is kept as $kept"
+      [[ $kept == "$work"/* ]] || say "    the old one is kept as $kept"
     fi
     put "$config" 0644 <"$work/config.yaml"
+    installed_agent_takes "$config" && return
+    local back="$config is gone again" mode
+    if [[ -n $kept ]]; then
+      mode=$(stat -c %a "$kept")
+      put "$config" "$mode" <"$kept"
+      rm -f "$kept"
+      back="$config is as it was before"
+    else
+      rm -f "$config"
+    fi
+    die "the agent that is installed does not take the configuration that these flags give: $(tail_of "$work/check.log")" "$back" "mend the flags, or the line if it is yours, and run this again"
   }
   change "write $config" write
   show_edits
+}
+
+installed_agent_takes() { # FILE
+  monky-deployd --config "$1" config check >"$work/check.log" 2>&1 </dev/null
 }
 
 # As a file for bao.ca_file, not in the system's store: there every program of this box would believe it for every host.
 install_ca() { # PEM NAME
   local to=$root$etc/$2
   [[ -n $1 ]] || return 0
-  if [[ -f $to ]] && cmp -s "$1" "$to"; then
-    say "CA: $to is right already"
-    return 0
+  if differs CA "$to" "$1"; then
+    change "install the CA $to, for ${2%-ca.pem} alone, not for the system" put_from "$to" "$1"
   fi
-  write() { folder "$root$etc" 0755 && put "$to" 0644 <"$ca"; }
-  local ca=$1
-  change "install the CA $to, for ${2%-ca.pem} alone, not for the system" write
+}
+
+# Another state directory: what is in it already must be the agent's.
+plan_state_dir() {
+  local dir
+  dir=$root$(configured state_dir $default_state_dir)
+  [[ $dir == "$root$default_state_dir" || ! -e $dir || $(stat -c %U "$dir") == "$user" || -z $(ls -A "$dir") ]] ||
+    die "state_dir: $dir belongs to $(stat -c %U "$dir") and is not empty" "give an empty or a new folder, which the agent will have for itself" \
+      "or, if all that is in it is the agent's: chown -R $user: $dir, and run this again"
+}
+
+# What the unit must know of the configuration: how long a tick may take, and where else than in its own state directory it may
+# write. In the words of the Ansible role, so that a box may go from one to the other.
+fit_the_unit() {
+  local dir limit file=$root$dropin
+  dir=$(configured state_dir $default_state_dir)
+  # The agent takes nothing but a number; in a dry run it may not have been asked.
+  seconds() {
+    local value
+    value=$(configured "$1" "$2")
+    [[ $value =~ ^[0-9]{1,9}$ ]] && printf '%s' "$((10#$value))" || printf '%s' "$2"
+  }
+  limit=$(($(seconds pull_timeout_s 600) + 2 * $(seconds healthy_timeout_s 300) + 600))
+  if [[ $dir != "$default_state_dir" && ! ($(stat -c '%U %a' "$root$dir" 2>/dev/null) == "$user 700") ]]; then
+    make() (
+      umask 022
+      install -d -m 0700 -o "$user" -g "$user" "$root$dir"
+    )
+    change "make the state directory $root$dir" make
+  fi
+  {
+    printf '# What the unit must know of config.yaml. Written by the Ansible role monky_deployd and by install.sh, in the same words.\n[Service]\n'
+    printf '# A pull, the wait for health, a rollback that waits again, and ten minutes for everything else.\nTimeoutStartSec=%s\n' "$limit"
+    [[ $dir == "$default_state_dir" ]] || printf 'ReadWritePaths=%s\n' "$dir"
+  } >"$work/dropin"
+  # What it would say is what the unit says by itself.
+  if [[ $limit == 1800 && $dir == "$default_state_dir" && ! -f $file ]]; then return 0; fi
+  if differs "the unit's settings" "$file" "$work/dropin"; then
+    write() {
+      put_from "$file" "$work/dropin"
+      systemctl daemon-reload
+    }
+    change "write $file, and have systemd read it" write
+  elif [[ $(systemctl show --property=NeedDaemonReload --value monky-deployd.service 2>/dev/null) == yes ]]; then
+    # A run broke off in between.
+    change "have systemd read $file" systemctl daemon-reload
+  fi
 }
 
 check_ca() { # FILE FLAG
@@ -722,12 +830,15 @@ print(json.dumps(doc, indent=2, ensure_ascii=False))' "$1" "$2" 2>"$work/json.lo
   fi
 }
 
-docker_root_now() { docker info --format '{{.DockerRootDir}}' 2>/dev/null; }
+# The docker command, at the engine of this box and no other: whatever root's own context says.
+at_engine() { HOME=/nonexistent DOCKER_HOST=$engine docker "$@"; }
+
+docker_root_now() { at_engine info --format '{{.DockerRootDir}}' 2>/dev/null; }
 
 # What would be left behind in the data folder of now; nothing if it is empty.
 docker_holds() { # FOLDER
   local containers volumes
-  if containers=$(docker ps -aq 2>/dev/null) && volumes=$(docker volume ls -q 2>/dev/null); then
+  if containers=$(at_engine ps -aq 2>/dev/null) && volumes=$(at_engine volume ls -q 2>/dev/null); then
     [[ -z $containers && -z $volumes ]] || printf '%s containers and %s volumes' "$(grep -c . <<<"$containers")" "$(grep -c . <<<"$volumes")"
   elif [[ -n $(find "$1/containers" "$1/volumes" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | head -n1) ]]; then
     printf 'containers or volumes (Docker does not answer; %s was looked at)' "$1"
@@ -737,7 +848,7 @@ docker_holds() { # FOLDER
 # Whether data-root has to change. Stops if it cannot be done.
 plan_data_root() {
   local dir=${opt[docker-data-root]} file=$root/etc/docker/daemon.json is holds
-  declare -g move_data_root=""
+  declare -g move_data_root="" force_is_due="" force="sudo -u $user monky-deployd tick --force"
   [[ -n $dir ]] || return 0
   dir=${dir%/}
   is=$(docker_root_now) || is=$(sed -n 's/.*"data-root"[[:space:]]*:[[:space:]]*"\([^"]*\)".*/\1/p' "$file" 2>/dev/null) || is=""
@@ -782,6 +893,29 @@ set_data_root() {
     fi
   }
   change "set data-root to $dir in $file, and restart Docker" write
+  # Nothing runs in a data folder that was empty, and the agent remembers what it applied, and not where.
+  if [[ ${opt[dry-run]} != yes ]] && as_agent status --format json 2>/dev/null </dev/null | grep -E '"applied": ?\{' >/dev/null; then force_is_due=yes; fi
+}
+
+# After a move of data-root: the agent would say "unchanged" for ever.
+force_a_tick() {
+  [[ $force_is_due == yes ]] || return 0
+  if ! is_on monky-deployd.timer; then
+    note "what was applied does not run in the new data-root, and nothing brings it up while the timer is stopped: $force"
+    return 0
+  fi
+  again() {
+    local try
+    for try in 1 2 3; do
+      if as_agent tick --force >"$work/tick.log" 2>&1 </dev/null; then return 0; fi
+      # The timer's own tick may be under way.
+      ((try == 3)) || sleep 5
+    done
+    note "it did not come up: $(tail_of "$work/tick.log")"
+    note "what was applied does not run in the new data-root until this succeeds: $force"
+  }
+  change "bring up what is applied, in the new data-root: tick --force" again
+  force_is_due=""
 }
 
 # ---- OpenZiti
@@ -824,36 +958,59 @@ ziti_suite() {
   fi
 }
 
-install_tunneler() {
-  local name program
+# The program that is meant by a package of OpenZiti. Nothing if it is not here.
+tunneler_here() { # PACKAGE
+  if [[ $1 != openziti ]]; then
+    command -v ziti-edge-tunnel
+  elif [[ $(transport) != proxy ]]; then
+    command -v ziti
+  elif [[ -x $root/usr/bin/ziti ]]; then
+    # What the proxy unit runs: not one that only PATH finds.
+    printf '%s/usr/bin/ziti' "$root"
+  else
+    return 1
+  fi
+}
+
+# Whether there is a tunneler to install, and its repository's key. Stops if it cannot be had.
+plan_tunneler() {
+  declare -g tunneler_package=""
+  local name is elsewhere key=${opt[ziti-key-url]:-$ziti_key}
   name=$(tunneler)
   if [[ -z $name || ${opt[no-tunneler]} == yes ]]; then return 0; fi
   # A box that is configured already has its way to tenancy: an upgrade, or a changed key, is no reason for another one.
   if [[ -f $root$etc/config.yaml && -z $example && -z ${opt[transport]}${opt[enrol-jwt]}${opt[proxy-services]}${opt[ziti-repo-url]} ]]; then return 0; fi
-  program=ziti-edge-tunnel
-  [[ $name != openziti ]] || program=ziti
-  if command -v "$program" >/dev/null; then
-    say "tunneler: $program is here"
+  if is=$(tunneler_here "$name"); then
+    say "tunneler: $is is here"
     return 0
   fi
-  local repo=${opt[ziti-repo-url]:-$ziti_repo} key=${opt[ziti-key-url]:-$ziti_key} suite list=$root/etc/apt/sources.list.d/openziti.list ring=$root/etc/apt/keyrings/openziti.asc
+  if [[ $name == openziti ]] && elsewhere=$(command -v ziti); then
+    die "ziti is at $elsewhere, and monky-deployd-proxy.service runs /usr/bin/ziti" "install -m 755 $elsewhere /usr/bin/ziti, and run this again" \
+      "or remove it, and OpenZiti's package $name is installed" "or --no-tunneler, if this box has its own listeners"
+  fi
+  declare -ga ziti_remedies=("if this box cannot reach it: --ziti-repo-url and --ziti-key-url name a mirror"
+    "or install $name by hand (releases: github.com/openziti), with its program in /usr/bin, and run this again"
+    "or --no-tunneler, if this box reaches tenancy without OpenZiti, or has its own way into it")
+  tunneler_package=$name
+  [[ ${opt[dry-run]} != yes ]] || return 0
+  command -v curl >/dev/null || die "curl is missing, and OpenZiti's key has to be downloaded" "apt-get install curl ca-certificates"
+  fetch_key "$key" "$work/openziti.asc" || die "OpenZiti's repository could not be reached: $key: $(tail_of "$work/curl.log")" "${ziti_remedies[@]}"
+  grep -q -- '-----BEGIN PGP PUBLIC KEY BLOCK-----' "$work/openziti.asc" || die "$key holds no PGP key" "${ziti_remedies[@]}"
+}
+
+install_tunneler() {
+  local name=$tunneler_package repo=${opt[ziti-repo-url]:-$ziti_repo} suite list=$root/etc/apt/sources.list.d/openziti.list ring=$root/etc/apt/keyrings/openziti.asc
+  [[ -n $name ]] || return 0
   suite=$(ziti_suite "$name")
   add() {
-    local how=("if this box cannot reach it: --ziti-repo-url and --ziti-key-url name a mirror"
-      "or install $name by hand (releases: github.com/openziti), so that '$program' is in PATH, and run this again"
-      "or --no-tunneler, if this box reaches tenancy without OpenZiti, or has its own way into it")
-    command -v curl >/dev/null || die "curl is missing, and OpenZiti's key has to be downloaded" "apt-get install curl ca-certificates"
-    fetch_key "$key" "$work/openziti.asc" || die "OpenZiti's repository could not be reached: $key: $(tail_of "$work/curl.log")" "${how[@]}"
-    grep -q -- '-----BEGIN PGP PUBLIC KEY BLOCK-----' "$work/openziti.asc" || die "$key holds no PGP key" "${how[@]}"
-    folder "${ring%/*}" 0755
-    folder "${list%/*}" 0755
-    put "$ring" 0644 <"$work/openziti.asc"
-    put "$list" 0644 <<<"deb [signed-by=${ring#"$root"}] $repo $suite main"
+    put_from "$ring" "$work/openziti.asc"
+    echo "deb [signed-by=${ring#"$root"}] $repo $suite main" >"$work/openziti.list"
+    put_from "$list" "$work/openziti.list"
     if ! apt update -o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0 ||
       ! apt install -y --no-install-recommends "$name"; then
       # A source that cannot be read would be in the way of everything else that apt does.
       rm -f "$list" "$ring"
-      die "OpenZiti's package $name could not be installed from $repo ($suite): $(tail_of "$work/apt.log")" "${how[@]}"
+      die "OpenZiti's package $name could not be installed from $repo ($suite): $(tail_of "$work/apt.log")" "${ziti_remedies[@]}"
     fi
   }
   change "install $name from $repo ($suite)" add
@@ -881,9 +1038,9 @@ plan_enrolment() {
 }
 
 enrol() {
+  declare -g proxy_is_new=""
   [[ $enrolling == yes ]] || return 0
   local to owner=""
-  declare -g proxy_is_new=""
   to=$root$(identity_file)
   [[ $(transport) != system ]] || ! id -u ziti >/dev/null 2>&1 || owner=ziti:
   run() {
@@ -917,7 +1074,7 @@ enrol() {
   }
   change "enrol this box as $to" run
   proxy_is_new=yes
-  note "${opt[enrol-jwt]} is used up; remove it"
+  [[ ${opt[dry-run]} == yes ]] || note "${opt[enrol-jwt]} is used up; remove it"
   # It reads its identities when it starts.
   if [[ $(transport) == system ]] && systemctl cat ziti-edge-tunnel.service >/dev/null 2>&1; then
     restart() { systemctl enable --quiet ziti-edge-tunnel.service && systemctl restart ziti-edge-tunnel.service; }
@@ -937,14 +1094,25 @@ write_proxy_env() {
   proxy_is_new=yes
 }
 
+# Whether a unit was started before a file was written that it reads then: by a run that broke off in between, or by hand.
+is_older() { # UNIT FILE…
+  local since
+  since=$(TZ=UTC systemctl show --property=ActiveEnterTimestamp --value --timestamp=us "$1" 2>/dev/null) || since=""
+  [[ -n $since && -n $(find "${@:2}" -newermt "$since" 2>/dev/null) ]]
+}
+
 start_proxy() {
   [[ $(transport) == proxy && ${opt[no-tunneler]} != yes ]] || return 0
   local unit=monky-deployd-proxy.service
+  if [[ ! -x $root/usr/bin/ziti && ${opt[dry-run]} != yes ]] && ! is_on $unit; then
+    note "$unit is not started: there is no $root/usr/bin/ziti, which it runs"
+    return 0
+  fi
   if [[ ! -s $root$(identity_file) && ${opt[dry-run]} != yes ]]; then
     note "$unit is not started: this box is not enrolled (--enrol-jwt)"
     return 0
   fi
-  if [[ $proxy_is_new == yes ]] && systemctl is-active --quiet $unit; then
+  if systemctl is-active --quiet $unit && { [[ $proxy_is_new == yes ]] || is_older "$unit" "$root$etc/proxy.env" "$root$(identity_file)"; }; then
     again() { systemctl restart "$unit"; }
     change "restart $unit" again
   fi
@@ -963,23 +1131,23 @@ install_package() {
   local over
   over=$(installed_version "$package")
   change "install $package $(dpkg-deb -f "$deb" Version)${over:+ over $over}" run
-  if [[ -z $agent && ${opt[dry-run]} != yes ]]; then
-    monky-deployd --config "$root$etc/config.yaml" config check >"$work/check.log" 2>&1 ||
-      die "the agent does not take $etc/config.yaml: $(tail_of "$work/check.log")" "mend it, and run this again"
-  fi
   # With sdk the agent itself reads the identity; else only root does.
   [[ $(transport) != sdk || ! -f $root$etc/identity.json || ${opt[dry-run]} == yes ]] || chown "$user:" "$root$etc/identity.json"
 }
 
-# Runs the agent as its own user: as root it would leave files that its user cannot read.
-as_agent() { runuser -u "$user" -- monky-deployd "$@"; }
+# Runs the agent as its own user, as the unit does: as root it would leave files that its user cannot read.
+as_agent() {
+  local host
+  host=$(systemctl show --property=Environment --value monky-deployd.service 2>/dev/null | tr ' ' '\n' | sed -n 's/^DOCKER_HOST=//p') || host=""
+  runuser -u "$user" -- env HOME=$default_state_dir ${host:+"DOCKER_HOST=$host"} monky-deployd "$@"
+}
 
 plan_bootstrap() {
   declare -g bootstrapping="" fingerprint=""
   local marker=$root$etc/bootstrap.sha256 dir
   [[ -n ${opt[bootstrap-file]} ]] || return 0
   fingerprint=$(tr -d '[:space:]' <"${opt[bootstrap-file]}" | sha256sum | cut -d' ' -f1)
-  dir=$root$(configured state_dir /var/lib/monky-deployd)
+  dir=$root$(configured state_dir $default_state_dir)
   # One grant is good for one login: a second run must not store it again.
   if [[ -f $marker && $(<"$marker") == "$fingerprint" ]] && [[ -e $dir/token.json || -e $dir/bootstrap.jwt ]]; then
     say "bootstrap grant: it was stored before"
@@ -997,11 +1165,30 @@ bootstrap() {
     put "$root$etc/bootstrap.sha256" 0600 <<<"$fingerprint"
   }
   change "store the bootstrap grant" store
-  note "the grant is good for one login; remove ${opt[bootstrap-file]}"
+  [[ ${opt[dry-run]} == yes ]] || note "the grant is good for one login; remove ${opt[bootstrap-file]}"
+}
+
+is_on() { systemctl is-enabled --quiet "$1" 2>/dev/null && systemctl is-active --quiet "$1"; }
+
+# An agent that was here before this run and has ticked had a timer: if that is off, somebody meant it.
+plan_timer() {
+  declare -g timer_is_left=""
+  local dir
+  # Where it kept its state until now: the flags may name another folder.
+  dir=$(config_get "$root$etc/config.yaml" state_dir) || dir=""
+  if ! is_on monky-deployd.timer && [[ -n $(installed_version "$package") && -e $root${dir:-$default_state_dir}/state.json ]]; then timer_is_left=yes; fi
+}
+
+start_timer() {
+  if [[ $timer_is_left == yes ]]; then
+    note "monky-deployd.timer was stopped or disabled, and is left so. To start it: systemctl enable --now monky-deployd.timer"
+    return 0
+  fi
+  start_unit monky-deployd.timer timer
 }
 
 start_unit() { # UNIT WHAT
-  if systemctl is-enabled --quiet "$1" 2>/dev/null && systemctl is-active --quiet "$1"; then
+  if is_on "$1"; then
     say "$2: $1 is on already"
     return 0
   fi
@@ -1053,23 +1240,28 @@ main() {
   find_agent
   wanted_keys
   prepare_configuration
+  plan_state_dir
+  plan_tunneler
   plan_enrolment
   plan_bootstrap
   plan_data_root
+  plan_timer
 
-  # The changes.
+  # The changes. The package comes before whatever its agent reads.
   install_compose
   install_tunneler
   enrol
+  install_package
   install_ca "${opt[tenancy-ca]}" tenancy-ca.pem
   install_ca "${opt[bao-ca]}" bao-ca.pem
   write_configuration
   write_proxy_env
-  install_package
+  fit_the_unit
   set_data_root
   bootstrap
   start_proxy
-  start_unit monky-deployd.timer timer
+  start_timer
+  force_a_tick
 
   local status=0
   preflight_of_the_agent || status=$?
@@ -1078,12 +1270,14 @@ main() {
     say "That would be all."
   elif ((${#changes[@]} == 0)); then
     say "Nothing had to be changed."
+  elif [[ $timer_is_left == yes ]]; then
+    say "Done. This box asks tenancy once its timer is started: systemctl enable --now monky-deployd.timer"
   else
     say "Done. This box asks tenancy within the next minute: sudo -u $user monky-deployd status"
   fi
   ((status == 0)) || {
     died=yes
-    say "But \`monky-deployd check\` found failures (above): mend them; the timer goes on trying. (exit status 3)"
+    say "But \`monky-deployd check\` found failures (above): mend them$([[ $timer_is_left == yes ]] || echo "; the timer goes on trying"). (exit status 3)"
   }
   exit "$status"
 }

@@ -116,7 +116,12 @@ says "installed again it does not start by itself" inactive in_box systemctl is-
 says "and still knows what is applied" "$slow" agent status --format json
 holds "no tick came meanwhile" test "$(ticks)" = "$before"
 
+# One drop-in is made of the configuration, the other is somebody's own.
+drop_ins=/etc/systemd/system/monky-deployd.service.d
+in_box sh -c "mkdir -p $drop_ins && echo '[Service]' | tee $drop_ins/configuration.conf >$drop_ins/own.conf"
 in_box apt-get -qq purge -y monky-deployd </dev/null >/dev/null
+says "purge takes the drop-in that the configuration gave, and no other" own.conf in_box ls -A "$drop_ins"
+holds "the first is gone" in_box test ! -e "$drop_ins/configuration.conf"
 holds "purge removes state, configuration and user" in_box sh -c '! ls -d /var/lib/monky-deployd /etc/monky-deployd 2>/dev/null && ! getent passwd monky-deployd && ! getent group monky-deployd'
 says "but not the group of Docker" docker in_box getent group docker
 holds "the container still runs on" test "$running" = "$(web)"

@@ -50,6 +50,9 @@ machine() {
   stub apt-cache 'printf "%s:\n  Installed: (none)\n  Candidate: (none)\n" "$2"'
   stub docker "case \"\$*\" in 'compose version --short') echo 2.26.1 ;; info*) echo /var/lib/docker ;; esac"
   stub dockerd 'echo Usage'
+  # The agent's user is not on this machine.
+  real_install=$(command -v install)
+  stub install "a=(); while ((\$#)); do case \$1 in -o | -g) shift ;; *) a+=(\"\$1\") ;; esac; shift; done; exec '$real_install' \"\${a[@]}\""
   stub systemctl "case \"\$*\" in is-enabled*|is-active*) [[ -e '$T/timer-on' ]] ;; 'enable --quiet --now monky-deployd.timer') touch '$T/timer-on' ;; cat*) exit 1 ;; esac"
   stub runuser 'shift 3; exec "$@"'
   stub id 'echo 0'
@@ -62,6 +65,8 @@ printf 'monky-deployd %s\n' "\$*" >>"$T/calls"
 case "\$1" in
   --help) echo '  tick   One pass'; echo '  check  Preflight' ;;
   bootstrap) cat >"$T/stored-grant"; mkdir -p "$T/var/lib/monky-deployd"; touch "$T/var/lib/monky-deployd/bootstrap.jwt" ;;
+  status) cat "$T/status.json" 2>/dev/null ;;
+  tick) echo "its words"; exit "\$(cat "$T/tick-status" 2>/dev/null || echo 0)" ;;
   check) echo 'ok configuration'; exit "\$(cat "$T/check-status" 2>/dev/null || echo 0)" ;;
   *) exec "$real_agent" "\$@" ;;
 esac
@@ -140,8 +145,12 @@ ends() { # STATUS COMMAND…
   [[ $got == "$want" ]] || fail "ended with $got, not with $want: $*"
 }
 same() { [[ $1 == "$2" ]] || fail "is:   $1" "must: $2"; }
-# Everything on the machine but what the stand-ins write down.
-fingerprint() { (cd "$T" && find etc var opt -type f -o -type d 2>/dev/null | sort | while read -r f; do stat -c '%n %a %Y' "$f"; [[ ! -f $f ]] || sha256sum "$f"; done); }
+# Everything on the machine but what the stand-ins write down, and but the times of folders: something may have come and gone.
+fingerprint() { (cd "$T" && find etc var opt -type f -o -type d 2>/dev/null | sort | while read -r f; do if [[ -f $f ]]; then stat -c '%n %a %Y' "$f" && sha256sum "$f"; else stat -c '%n %a' "$f"; fi; done); }
+# OpenZiti's program where the proxy unit has it.
+has_ziti() { mkdir -p "$T/usr/bin" && ln -s "$T/bin/ziti" "$T/usr/bin/ziti"; }
+# A box that was installed and has ticked.
+has_ticked() { mkdir -p "$T/var/lib/monky-deployd" && touch "$T/var/lib/monky-deployd/state.json"; }
 
 # ---- Tests
 
@@ -360,6 +369,7 @@ an_identity_is_written_whole_or_not_at_all() {
 ziti_writes_it_open_and_eats_the_token_but_neither_shows() {
   rm "$T/bin/ziti-edge-tunnel"
   stub ziti 'while (($#)); do case $1 in --jwt) jwt=$2 ;; --out) out=$2 ;; esac; shift; done; umask 022; printf "{\"ztAPI\": 1, \"id\": {}}" >"$out"; chmod 644 "$out"; rm "$jwt"'
+  has_ziti
   ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --enrol-jwt "$T/enrol.jwt" --transport proxy --proxy-services 'tenancy:8441 bao:8442' --proxy-bao 127.0.0.1:8442
   called "ziti edge enroll --jwt"
   same "$(stat -c %a "$T/etc/monky-deployd/identity.json")" 600
@@ -368,6 +378,7 @@ ziti_writes_it_open_and_eats_the_token_but_neither_shows() {
 
 with_proxy_the_unit_is_told_what_to_carry_and_started() {
   stub ziti 'while (($#)); do [[ $1 == --out ]] && out=$2; shift; done; printf "{\"id\": {}}" >"$out"'
+  has_ziti
   local flags=("${NEEDED[@]}" --deb "$T/package.deb" --transport proxy)
   ends 2 installer "${flags[@]}"
   says "--proxy-services is needed"
@@ -382,6 +393,28 @@ with_proxy_the_unit_is_told_what_to_carry_and_started() {
   same "$(cat "$T/etc/monky-deployd/proxy.env")" $'# mine\nOTHER=1\nSERVICES=tenancy:8441 bao:8442'
   called "enable --quiet --now monky-deployd-proxy.service"
   grep -Fx '  tenancy: 127.0.0.1:8441' "$T/etc/monky-deployd/config.yaml" >/dev/null || fail "the agent does not dial the listener"
+  # Started before its file was written: by a run that broke off in between.
+  stub systemctl "case \"\$*\" in show*ActiveEnterTimestamp*) cat '$T/since' ;; esac"
+  TZ=UTC date -d 'yesterday' '+%a %Y-%m-%d %H:%M:%S.%6N %Z' >"$T/since"
+  ends 0 installer "${flags[@]}"
+  called "systemctl restart monky-deployd-proxy.service"
+  : >"$T/calls"
+  TZ=UTC date -d 'tomorrow' '+%a %Y-%m-%d %H:%M:%S.%6N %Z' >"$T/since"
+  ends 0 installer "${flags[@]}"
+  not_called "systemctl restart"
+}
+
+a_ziti_that_the_proxy_unit_would_not_find_is_told_before_anything_is_changed() {
+  stub ziti 'exit 0'
+  local flags=("${NEEDED[@]}" --deb "$T/package.deb" --transport proxy --proxy-services tenancy:8441)
+  ends 1 installer "${flags[@]}"
+  says "ziti is at $T/bin/ziti, and monky-deployd-proxy.service runs /usr/bin/ziti"
+  says "install -m 755 $T/bin/ziti /usr/bin/ziti"
+  says "Nothing was changed."
+  grep -q '^ExecStart=/usr/bin/ziti ' "$repo/packaging/monky-deployd-proxy.service" || fail "the unit runs another one"
+  has_ziti
+  ends 0 installer "${flags[@]}"
+  says "tunneler: $T/usr/bin/ziti is here"
 }
 
 an_identity_that_is_there_is_kept_even_if_the_token_has_expired() {
@@ -444,6 +477,137 @@ each_key_of_the_example_can_be_set_and_nothing_else_changes() {
 a_list_is_set_as_a_list() {
   ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --set 'policy.bind_roots=[/srv, /mnt]'
   grep -qx '  bind_roots: \[/srv, /mnt\]' "$T/etc/monky-deployd/config.yaml" || fail "$(cat "$T/etc/monky-deployd/config.yaml")"
+}
+
+a_list_takes_the_place_of_one_that_is_written_an_item_a_line() {
+  functions
+  printf 'policy:\n  binds: refuse\n  bind_roots: # why\n    - "/srv" # one\n    # two\n\n    - /mnt\n  # images\n  images: warn\nsite: x\n' >"$T/c"
+  same "$(config_get "$T/c" policy.bind_roots)" '[/srv, /mnt]'
+  same "$(config_get "$T/c" policy.images)" warn
+  config_set "$T/c" policy.bind_roots '[/a]' >"$T/d"
+  same "$(cat "$T/d")" $'policy:\n  binds: refuse\n  bind_roots: [/a]\n  # images\n  images: warn\nsite: x'
+  # Items may stand as deep as their key, and be the end of the file.
+  printf 'policy:\n  bind_roots:\n  - /srv\n  - /mnt\n' >"$T/c"
+  same "$(config_get "$T/c" policy.bind_roots)" '[/srv, /mnt]'
+  config_set "$T/c" policy.bind_roots '[/a]' >"$T/d"
+  same "$(cat "$T/d")" $'policy:\n  bind_roots: [/a]'
+  # As it is: nothing is touched. Another key: the list stays.
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
+  cat "$T/c" >>"$T/etc/monky-deployd/config.yaml"
+  ends 0 installer --deb "$T/package.deb" --set 'policy.bind_roots=[/srv, /mnt]'
+  says "Nothing had to be changed."
+  ends 0 installer --deb "$T/package.deb" --set policy.images=warn
+  same "$(sed -n '/^policy/,$p' "$T/etc/monky-deployd/config.yaml")" $'policy:\n  images: warn\n  bind_roots:\n  - /srv\n  - /mnt'
+  # Also where nobody judges.
+  stub dpkg-deb "case \$1 in -f) [[ \$3 == Package ]] && sed -n 1p \"\$2\" || sed -n 2p \"\$2\" ;; -x) exit 1 ;; esac"
+  ends 0 installer --deb "$T/package.deb" --reinstall --set 'policy.bind_roots=[/b]'
+  "$real_agent" --config "$T/etc/monky-deployd/config.yaml" config show >"$T/out" 2>&1 || fail "broken"
+  says "[/b]"
+}
+
+the_agent_that_judges_is_not_run_from_tmp() {
+  mkdir "$T/tmp"
+  stub dpkg-deb "case \$1 in -f) [[ \$3 == Package ]] && sed -n 1p \"\$2\" || sed -n 2p \"\$2\" ;; -x) mkdir -p \"\$3/usr/bin\" && cp '$T/agent-stub' \"\$3/usr/bin/monky-deployd\" && sed -i '2s|.*|echo \"ran \$0\" >>\"$T/calls\"|' \"\$3/usr/bin/monky-deployd\" ;; esac"
+  TMPDIR=$T/tmp ends 1 installer "${NEEDED[@]}" --deb "$T/package.deb" --set colour=blue
+  says "Nothing was changed."
+  called "ran $T/var/lib/monky-install."
+  same "$(grep -c '^ran ' "$T/calls")" "$(grep -c "^ran $T/var/lib/" "$T/calls")"
+  same "$(ls -A "$T/tmp" "$T/var/lib")" "$T/tmp:"$'\n\n'"$T/var/lib:"
+}
+
+without_a_place_to_run_the_agent_the_installed_one_judges_and_the_old_configuration_comes_back() {
+  # As on a disk that is noexec.
+  stub dpkg-deb "case \$1 in -f) [[ \$3 == Package ]] && sed -n 1p \"\$2\" || sed -n 2p \"\$2\" ;; -x) mkdir -p \"\$3/usr/bin\" && cp '$T/agent-stub' \"\$3/usr/bin/monky-deployd\" && chmod 644 \"\$3/usr/bin/monky-deployd\" ;; esac"
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
+  says "could not be judged before anything is changed: the agent of package.deb does not run"
+  local old
+  old=$(cat "$T/etc/monky-deployd/config.yaml")
+  ends 1 installer "${NEEDED[@]}" --deb "$T/package.deb" --reinstall --set colour=blue
+  says "the agent that is installed does not take the configuration that these flags give"
+  says "colour"
+  says "$T/etc/monky-deployd/config.yaml is as it was before"
+  says "write $T/etc/monky-deployd/config.yaml (begun, and not ended)"
+  same "$(cat "$T/etc/monky-deployd/config.yaml")" "$old"
+  same "$(find "$T/etc" -name '*.before-*')" ""
+  rm "$T/etc/monky-deployd/config.yaml"
+  ends 1 installer "${NEEDED[@]}" --deb "$T/package.deb" --reinstall --set colour=blue
+  says "config.yaml is gone again"
+  [[ ! -e $T/etc/monky-deployd/config.yaml ]] || fail "it is there"
+}
+
+a_package_that_cannot_be_installed_leaves_the_old_agent_its_configuration() {
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
+  local before
+  before=$(fingerprint)
+  touch "$T/apt-fails"
+  ends 1 installer --deb "$T/package.deb" --reinstall --set keep_releases=7 --bao-ca "$T/ca.pem"
+  says "the package could not be installed"
+  same "$(fingerprint)" "$before"
+  rm "$T/apt-fails"
+  : >"$T/calls"
+  ends 0 installer --deb "$T/package.deb" --reinstall --set keep_releases=7 --bao-ca "$T/ca.pem"
+  grep -qx 'keep_releases: 7' "$T/etc/monky-deployd/config.yaml" || fail "it was not written"
+}
+
+a_configuration_that_nobody_changed_and_the_new_agent_refuses_is_told() {
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
+  sed -i "s|^  \*) exec|  --config) echo 'colour: no such key'; exit 78 ;;\n&|" "$T/agent-stub"
+  ends 1 installer --deb "$T/package.deb" --reinstall
+  says "which nobody has changed: colour: no such key"
+}
+
+another_state_directory_is_made_and_the_unit_may_write_there() {
+  local dropin=$T/etc/systemd/system/monky-deployd.service.d/configuration.conf
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
+  [[ ! -e $dropin ]] || fail "a drop-in that says nothing new"
+  not_called daemon-reload
+  ends 0 installer --deb "$T/package.deb" --set state_dir=/var/lib/other/state --set healthy_timeout_s=900
+  same "$(stat -c %a "$T/var/lib/other/state")" 700
+  called "install -d -m 0700 -o monky-deployd -g monky-deployd $T/var/lib/other/state"
+  same "$(grep -v '^#' "$dropin")" $'[Service]\nTimeoutStartSec=3000\nReadWritePaths=/var/lib/other/state'
+  same "$(stat -c %a "$dropin" "${dropin%/*}")" $'644\n755'
+  same "$(grep -c '^systemctl daemon-reload' "$T/calls")" 1
+  stub stat "[[ \$* != *'%U'* ]] || { echo monky-deployd 700; exit; }; exec '$(command -v stat)' \"\$@\""
+  ends 0 installer --deb "$T/package.deb"
+  says "Nothing had to be changed."
+  # A run that broke off before systemd read it.
+  stub systemctl "case \"\$*\" in show*NeedDaemonReload*) echo yes ;; esac"
+  ends 0 installer --deb "$T/package.deb"
+  same "$(grep -c '^systemctl daemon-reload' "$T/calls")" 2
+  ends 0 installer --deb "$T/package.deb" --set state_dir=/var/lib/monky-deployd --set healthy_timeout_s=300
+  same "$(grep -v '^#' "$dropin")" $'[Service]\nTimeoutStartSec=1800'
+}
+
+a_state_directory_that_is_somebody_elses_is_not_taken_over() {
+  mkdir -p "$T/srv/data"
+  touch "$T/srv/data/precious"
+  ends 1 installer "${NEEDED[@]}" --deb "$T/package.deb" --set state_dir=/srv/data
+  says "and is not empty"
+  says "Nothing was changed."
+}
+
+a_timer_that_somebody_stopped_is_left_alone_and_a_first_one_is_started() {
+  ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb"
+  # Not ticked yet: a first run that broke off before the timer.
+  rm "$T/timer-on"
+  mkdir -p "$T/var/lib/monky-deployd"
+  ends 0 installer --deb "$T/package.deb"
+  [[ -e $T/timer-on ]] || fail "it is off"
+  has_ticked
+  rm "$T/timer-on"
+  : >"$T/calls"
+  ends 0 installer --deb "$T/package.deb" --reinstall
+  says "monky-deployd.timer was stopped or disabled, and is left so. To start it: systemctl enable --now monky-deployd.timer"
+  says "once its timer is started"
+  is_silent_about "within the next minute"
+  not_called "systemctl enable"
+  ends 0 installer --deb "$T/package.deb" --set state_dir=/var/lib/other
+  says "is left so"
+  # Removed and installed again: the removal stopped it.
+  sed -i /^state_dir/d "$T/etc/monky-deployd/config.yaml"
+  rm "$T/installed"
+  ends 0 installer --deb "$T/package.deb"
+  [[ -e $T/timer-on ]] || fail "it is off"
 }
 
 an_upgrade_brings_no_tunneler_that_nobody_asked_for() {
@@ -695,6 +859,46 @@ a_data_root_with_containers_in_it_is_not_left_behind_unasked() {
   not_called "systemctl restart"
 }
 
+after_a_move_of_data_root_what_is_applied_is_brought_up_again_or_it_is_told() {
+  stub docker "echo \"docker at \$DOCKER_HOST \$HOME \$DOCKER_CONTEXT\" >>'$T/calls'; case \"\$*\" in 'compose version --short') echo 2.26.1 ;; info*) cat '$T/docker-root' ;; esac"
+  stub systemctl "case \"\$*\" in 'restart docker.service') echo /data/docker >'$T/docker-root' ;; is-enabled*|is-active*) [[ -e '$T/timer-on' ]] ;; enable*timer) touch '$T/timer-on' ;; cat*) exit 1 ;; show*Environment*) echo 'X=1 DOCKER_HOST=unix:///run/other.sock' ;; esac"
+  sed -i "2s|.*|printf 'monky-deployd %s at %s\\n' \"\$*\" \"\$DOCKER_HOST\" >>\"$T/calls\"|" "$T/agent-stub"
+  echo '{"applied": null}' >"$T/status.json"
+  local flags=("${NEEDED[@]}" --deb "$T/package.deb" --docker-data-root /data/docker)
+  again() { # STATUS FLAGS…
+    local status=$1
+    shift
+    echo /var/lib/docker >"$T/docker-root"
+    : >"$T/calls"
+    DOCKER_HOST=tcp://elsewhere:2375 DOCKER_CONTEXT=mine ends "$status" installer "$@"
+  }
+  again 0 "${flags[@]}"
+  not_called "tick --force"
+  # Neither the engine of whoever runs this, nor a context: the box's own; and the agent at the one that its unit says.
+  same "$(grep '^docker at' "$T/calls" | grep -v 'docker at  /nonexistent' | sort -u)" "docker at unix:///var/run/docker.sock /nonexistent "
+  called "monky-deployd check at unix:///run/other.sock"
+  echo '{"applied": {"sha": "x"}}' >"$T/status.json"
+  again 0 "${flags[@]}"
+  called "monky-deployd tick --force"
+  says "==> bring up what is applied, in the new data-root"
+  # What does not come up is told.
+  stub sleep :
+  echo 75 >"$T/tick-status"
+  again 0 "${flags[@]}"
+  says "it did not come up: its words"
+  says "until this succeeds: sudo -u monky-deployd monky-deployd tick --force"
+  same "$(grep -c '^monky-deployd tick --force' "$T/calls")" 3
+  # So it is if the timer was stopped, and if the run ends before.
+  has_ticked
+  rm "$T/timer-on"
+  again 0 "${flags[@]}"
+  says "nothing brings it up while the timer is stopped: sudo"
+  not_called "tick --force"
+  sed -i 's/^  bootstrap).*/  bootstrap) exit 1 ;;/' "$T/bin/monky-deployd"
+  again 1 "${flags[@]}" --bootstrap-file "$T/bootstrap.jwt"
+  says "What is applied does not run in the new data-root. To bring it up: sudo -u monky-deployd"
+}
+
 a_docker_that_does_not_come_up_gets_its_old_settings_back() {
   mkdir -p "$T/etc/docker"
   printf '{"live-restore": true}' >"$T/etc/docker/daemon.json"
@@ -779,8 +983,10 @@ what_failed_in_the_middle_is_told_with_what_was_done() {
   touch "$T/apt-fails"
   ends 1 installer "${NEEDED[@]}" --deb "$T/package.deb"
   says "the package could not be installed: E: no route"
-  says "Done before that:"
-  says "  - write $T/etc/monky-deployd/config.yaml"
+  # It may have changed something before it failed.
+  is_silent_about "Nothing was changed."
+  says "Changed until then:"
+  says "  - install monky-deployd 0.2.0-1 (begun, and not ended)"
   rm "$T/apt-fails"
   ends 0 installer "${NEEDED[@]}" --deb "$T/package.deb" --reinstall
   # What nobody thought of.

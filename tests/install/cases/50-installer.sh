@@ -78,7 +78,8 @@ flags=(--env "$PLANE_ENV_ID" --site cbs --tenancy-host 127.0.0.1 --tenancy-port 
   --bootstrap-file /root/bootstrap.jwt --enrol-jwt /root/enrol.jwt --set tenancy.scheme=http --set "bao.auth_mount=$PLANE_BAO_AUTH_MOUNT"
   --set "bao.kv_mount=$PLANE_BAO_KV_MOUNT" --set "registry_host=$PLANE_REGISTRY" --set healthy_timeout_s=60 --set stable_s=1)
 
-# ---- What is refused, before anything is changed
+# ---- What is refused, before anything is changed; on a box where nothing runs from /tmp
+on mount -t tmpfs -o noexec tmpfs /tmp
 before=$(state_of_the_box)
 jwt $(($(date +%s) - 3600)) >"$dir/old.jwt"
 "$HERE/box.sh" copy "$box" "$dir/old.jwt" /root/old.jwt
@@ -103,10 +104,13 @@ registry
 ends 1 install_sh "${flags[@]}" --version 0.2.0 --gitea-url "http://127.0.0.1:$port/generic"
 says "and must be 0000"
 says "Nothing was changed."
+ends 1 install_sh "${flags[@]}" --deb /root/package.deb --set colour=blue
+says "colour"
+says "Nothing was changed."
 ends 0 install_sh "${flags[@]}" --deb /root/package.deb --dry-run
 says "would enable and start monky-deployd.timer"
 holds "$(state_of_the_box)" "$before" "a refusal or a dry run changed something"
-ok "an expired token, a missing Compose plugin, an unreachable repository, a wrong checksum and a dry run change nothing"
+ok "an expired token, a missing Compose plugin, an unreachable repository, a wrong checksum, a wrong key and a dry run change nothing"
 
 # ---- A fresh box
 status=0
@@ -123,7 +127,9 @@ on test -e /etc/ssl/certs/bao-ca.pem && die "the CA is believed by the whole sys
 [[ -n $(on cat /root/process-list) ]] || die "the process list was not looked at"
 # Of the box's own processes; the test's client has the flags in its arguments outside.
 ! on grep -E 'CANARY|eyJ' /root/process-list || die "a secret is in the process list"
-holds "$(on sh -c 'ls -A /tmp | grep -c monky-install' || true)" 0 "what is left in /tmp"
+holds "$(on sh -c 'ls -A /tmp /var/lib | grep -c monky-install' || true)" 0 "what is left of temporary files"
+# The package's example is nothing to keep, and dpkg had nothing to put beside it.
+holds "$(on sh -c 'ls /etc/monky-deployd | grep config')" config.yaml "configurations"
 is_applied() { on runuser -u monky-deployd -- monky-deployd status --format json | grep -E '"last_result": ?"applied"'; }
 wait_for 180 "the timer's first ticks deploy" is_applied
 ok "installed from a pipe with --deb; the timer deployed"
@@ -155,6 +161,33 @@ done
 is_applied >/dev/null || die "the state is lost"
 ok "upgraded and went back; configuration and state stayed"
 
+# ---- A timer that somebody stopped
+for how in stop "disable --now"; do
+  # shellcheck disable=SC2086 # two words
+  on systemctl -q $how monky-deployd.timer
+  units=$(on systemctl show -p ActiveState -p UnitFileState monky-deployd.timer)
+  status=0
+  install_sh --deb /root/package.deb --reinstall || status=$?
+  [[ $status == 0 || $status == 3 ]] || { cat "$dir/out" >&2; die "with a stopped timer: ended with $status"; }
+  says "is left so. To start it: systemctl enable --now monky-deployd.timer"
+  holds "$(on systemctl show -p ActiveState -p UnitFileState monky-deployd.timer)" "$units" "the timer after $how"
+  on systemctl -q enable --now monky-deployd.timer
+done
+ok "a timer that was stopped or disabled is left so"
+
+# ---- A package that cannot be installed, with a new key: the agent that stays keeps the configuration that it knows
+on sh -e <<'BOX'
+printf '#!/bin/sh\nexit 1\n' >/root/next/DEBIAN/preinst
+chmod 755 /root/next/DEBIAN/preinst
+dpkg-deb -b /root/next /root/broken.deb >/dev/null
+BOX
+ends 1 install_sh --deb /root/broken.deb --set keep_releases=9
+says "the package could not be installed"
+says "install monky-deployd 99.0.0 over 0.2.0 (begun, and not ended)"
+holds "$(on sha256sum /etc/monky-deployd/config.yaml)" "$config" "the configuration after a package that failed"
+holds "$(on systemctl is-active monky-deployd.timer)" active "the timer after a package that failed"
+ok "a package that fails leaves the configuration as it was"
+
 # ---- From a registry
 (cd "${published%/*}" && sha256sum monky-deployd_0.2.0_amd64.deb >"$published")
 for source in gitlab gitea none; do
@@ -180,3 +213,20 @@ for source in gitlab gitea none; do
   ! grep -F CANARY "$dir/out" >/dev/null || die "it prints the token"
 done
 ok "from GitLab's and Gitea's generic packages, with the header that each knows; without a token none is sent"
+
+# ---- Another state directory
+unit=/etc/systemd/system/monky-deployd.service.d
+status=0
+install_sh --set state_dir=/srv/monky --set healthy_timeout_s=900 || status=$?
+[[ $status == 0 || $status == 3 ]] || { cat "$dir/out" >&2; die "another state directory: ended with $status"; }
+holds "$(on stat -c '%a %U' /srv/monky "$unit/configuration.conf" | paste -sd' ')" "700 monky-deployd 644 root" "modes of another state directory"
+holds "$(on systemctl show -p TimeoutStartUSec -p NeedDaemonReload --value monky-deployd.service | paste -sd' ')" "50min no" "what systemd knows of it"
+wait_for 180 "the unit writes there" on test -s /srv/monky/state.json
+before=$(state_of_the_box)
+status=0
+install_sh --set state_dir=/srv/monky || status=$?
+says "Nothing had to be changed."
+holds "$(state_of_the_box)" "$before" "a second run changed something"
+on env DEBIAN_FRONTEND=noninteractive apt-get -qq purge -y monky-deployd >/dev/null 2>&1
+holds "$(on sh -c "ls -d $unit /etc/monky-deployd 2>/dev/null" || true)" "" "what a purge leaves"
+ok "another state directory is made, the unit writes there, and a purge takes the drop-in"

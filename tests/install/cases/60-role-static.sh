@@ -22,5 +22,14 @@ python3 "$ROOT/tests/ansible/example.py" README.md "$example"
 hosts=$(ansible-playbook -i "$example/inventory" "$example/site.yml" --list-hosts | grep -c 'plant-')
 [[ $hosts == 40 ]] || die "the example in ansible/README.md has $hosts boxes"
 
+# The role and install.sh take turns on a box: what they make of the same configuration is the same.
+ansible localhost --connection local --module-name ansible.builtin.template \
+  --args "src=$ROOT/ansible/roles/monky_deployd/templates/dropin.conf.j2 dest=$example/role.conf" \
+  --extra-vars '{"monky_deployd_pull_timeout_s": 700, "monky_deployd_healthy_timeout_s": 40, "monky_deployd_state_dir": "/srv/monky"}' >/dev/null 2>&1
+# shellcheck disable=SC2016 # for that shell
+bash -euc '. <(sed "\$d" "$1"); globals; opt[dry-run]="" root=$2 work=$2; systemctl() { :; }; install() { mkdir -p "${@: -1}"; }
+  printf "pull_timeout_s: 700\nhealthy_timeout_s: 40\nstate_dir: /srv/monky\n" >"$2/config.yaml"; fit_the_unit' - "$ROOT/packaging/install.sh" "$example" >/dev/null
+diff "$example/role.conf" "$example/etc/systemd/system/monky-deployd.service.d/configuration.conf" >&2 || die "the role and install.sh do not agree on the unit's drop-in"
+
 cd "$ROOT"
 ANSIBLE_PLAYBOOK=$bin/ansible-playbook cargo test -q --locked --test role -- --include-ignored

@@ -202,6 +202,16 @@ fine "${none[@]}" -e '{"monky_deployd_healthy_timeout_s": 900}'
 only "Fit the unit to the configuration,Write the configuration"
 [[ $(in_box systemctl show -p TimeoutStartUSec --value monky-deployd.service) == 50min ]] || die "the unit's limit is $(in_box systemctl show -p TimeoutStartUSec --value monky-deployd.service)"
 
+say "they reach it also after a run that broke off when the drop-in was written"
+drop_ins=/etc/systemd/system/monky-deployd.service.d
+in_box sed -i s/=3000/=2640/ "$drop_ins/configuration.conf"
+[[ $(in_box systemctl show -p TimeoutStartUSec --value monky-deployd.service) == 50min ]] || die "systemd read it by itself"
+fine "${none[@]}" -e '{"monky_deployd_healthy_timeout_s": 720}'
+only "Write the configuration"
+[[ $(in_box systemctl show -p TimeoutStartUSec --value monky-deployd.service) == 44min ]] || die "systemd has not read it"
+fine "${none[@]}" -e '{"monky_deployd_healthy_timeout_s": 720}'
+only ""
+
 # ---- Proxy
 
 say "with transport: proxy the tunneler is given its services and identity, and carries a tick"
@@ -224,7 +234,7 @@ in_output "This box has no OpenZiti identity /etc/monky-deployd/identity.json."
 printf '{"monky_deployd_ziti_identity": {"id": {"key": "%s"}, "stub": {"tenancy": %s, "bao": %s}}}' \
   "$key" "$PLANE_TENANCY_PORT" "${PLANE_BAO_ADDR##*:}" >"$dir/identity.json"
 fine -vvv --diff -e "@$dir/proxy.json" -e "@$dir/identity.json"
-only "Fit the unit to the configuration,Name the services,Start or stop the tunneler,Write the configuration,Write the identity"
+only "Fit the unit to the configuration,Name the services,Start, restart or stop the tunneler,Write the configuration,Write the identity"
 in_box systemctl is-enabled monky-deployd-proxy.service >/dev/null || die "the tunneler is not enabled"
 [[ $(in_box stat -c '%a %U' /etc/monky-deployd/identity.json) == "600 root" ]] || die "the identity is open to others"
 as_agent config show | grep -q "^transport: proxy$" || die "the transport is another one"
@@ -233,14 +243,23 @@ as_agent tick >"$dir/tick" 2>&1 || { cat "$dir/tick" >&2; die "no tick through t
 grep -q unchanged "$dir/tick" || die "a tick through the tunneler said $(<"$dir/tick")"
 fine -e "@$dir/proxy.json"
 only ""
+in_box cp /etc/monky-deployd/proxy.env /root/proxy.env
 pid=$(in_box systemctl show -p MainPID --value monky-deployd-proxy.service)
 fine -e "@$dir/proxy.json" -e "{\"monky_deployd_ziti_services\": [\"tenancy:$near\", \"bao:$far\", \"bao:$(free)\"]}"
-only "Name the services,Restart the tunneler"
+only "Name the services,Start, restart or stop the tunneler"
 [[ $(in_box systemctl show -p MainPID --value monky-deployd-proxy.service) != "$pid" ]] || die "the tunneler does not know its new service"
+pid=$(in_box systemctl show -p MainPID --value monky-deployd-proxy.service)
+# A run that broke off when the file was written.
+in_box cp /root/proxy.env /etc/monky-deployd/proxy.env
+fine -e "@$dir/proxy.json"
+only "Start, restart or stop the tunneler"
+[[ $(in_box systemctl show -p MainPID --value monky-deployd-proxy.service) != "$pid" ]] || die "the tunneler has still the services of a run that broke off"
+fine -e "@$dir/proxy.json"
+only ""
 
 say "without it the tunneler is stopped, and does not come back"
 fine "${none[@]}"
-only "Start or stop the tunneler,Write the configuration"
+only "Start, restart or stop the tunneler,Write the configuration"
 ! in_box systemctl is-enabled monky-deployd-proxy.service >/dev/null || die "the tunneler is still enabled"
 ! in_box systemctl is-active monky-deployd-proxy.service >/dev/null || die "the tunneler still runs"
 
@@ -256,12 +275,20 @@ grep -q "ansible-playbook.*$dir" "$dir/processes" || die "the processes were not
 # ---- Removal
 
 say "removal takes the agent and leaves what it brought up; state stays until a purge"
+in_box sh -c "echo '[Service]' >$drop_ins/own.conf"
 fine "${none[@]}" -e monky_deployd_state=absent --check
 fine "${none[@]}" -e monky_deployd_state=absent
+[[ $(in_box ls -A "$drop_ins") == own.conf ]] || die "of the drop-ins there is: $(in_box ls -A "$drop_ins")"
+[[ $(in_box systemctl show -p DropInPaths --value monky-deployd.service) != *configuration.conf* ]] || die "systemd still knows the drop-in"
 ! in_box test -e /usr/bin/monky-deployd || die "the program is still there"
 ! in_box systemctl cat monky-deployd.timer >/dev/null 2>&1 || die "the timer is still there"
 in_box test -s /var/lib/monky-deployd/token.json || die "the state is gone"
 docker ps --filter "label=com.docker.compose.project=$PLANE_PROJECT" --format '{{.Status}}' | grep -q healthy || die "the containers went too"
+fine "${none[@]}" -e monky_deployd_state=absent
+only ""
+in_box rm "$drop_ins/own.conf"
+fine "${none[@]}" -e monky_deployd_state=absent
+only "Remove its folder, if it is empty"
 fine "${none[@]}" -e monky_deployd_state=absent
 only ""
 
@@ -277,7 +304,7 @@ fine "${none[@]}" -e monky_deployd_deb="$DEB"
 only ""
 
 fine "${none[@]}" -e '{"monky_deployd_state": "absent", "monky_deployd_purge": true}'
-for path in /var/lib/monky-deployd /etc/monky-deployd /var/cache/monky-deployd.deb /etc/systemd/system/monky-deployd.service.d/role.conf; do
+for path in /var/lib/monky-deployd /etc/monky-deployd /var/cache/monky-deployd.deb "$drop_ins"; do
   ! in_box test -e "$path" || die "$path is still there"
 done
 fine "${none[@]}" -e '{"monky_deployd_state": "absent", "monky_deployd_purge": true}'
