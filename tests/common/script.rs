@@ -384,7 +384,9 @@ pub fn run(boot: Boot, mut script: Script) -> Trace {
         }
         trace.state = machine.core().state.clone();
         if let Some(done) = machine.done() {
-            writeln!(trace.text, "  = exit {}: {}", done.exit.status(), done.word).unwrap();
+            let sha = done.sha.as_ref().map_or("-".to_owned(), |sha| sha.short().to_string());
+            let (word, cause, code) = (&done.word, done.cause, done.code);
+            writeln!(trace.text, "  = exit {}: {word} {sha} {cause:?} {code:?}", done.exit.status()).unwrap();
             trace.done = done.clone();
             return trace;
         }
