@@ -233,6 +233,10 @@ impl Store {
         let mut notes = Vec::new();
         ours(dir)?;
         notes.extend(files::private_dir(&*disk, dir)?);
+        // A lock that this user closed to itself would keep it out for ever.
+        if fs::symlink_metadata(dir.join(LOCK)).is_ok_and(|found| found.is_file() && closed_to_its_owner(&found)) {
+            notes.extend(files::tighten(&*disk, &dir.join(LOCK), 0o600)?);
+        }
         let lock = lock(&*disk, dir)?;
         for folder in FOLDERS {
             notes.extend(files::private_dir(&*disk, &dir.join(folder))?);
@@ -553,10 +557,6 @@ fn closed_to_its_owner(found: &fs::Metadata) -> bool {
 /// Takes the kernel's lock. The file stays for ever: what was locked and then removed would lock nobody out.
 fn lock(disk: &dyn Disk, dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK);
-    // One that this user closed to itself would keep it out for ever.
-    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && closed_to_its_owner(&found)) {
-        files::tighten(disk, &path, 0o600)?;
-    }
     let file = disk::lock_file(disk, &path).doing("open", &path)?;
     let found = file.metadata().doing("look at", &path)?.file_type();
     if !found.is_file() {
