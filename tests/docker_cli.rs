@@ -396,7 +396,7 @@ fn every_call_is_made_with_exactly_these_arguments() {
             "compose -p shop --project-directory {folder} -f {folder}/compose.yaml -f {folder}/.monky-deployd.yaml --env-file {folder}/.env"
         )
     };
-    let staged = compose(&format!("{state}/releases/{sha}"));
+    let staged = compose(&format!("{state}/next"));
     let current = compose(&format!("{state}/current"));
     let project = "--filter label=com.docker.compose.project=shop";
     assert_eq!(
