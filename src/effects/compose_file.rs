@@ -701,8 +701,8 @@ mod tests {
         }
         checked(&files("services: {x: {extends: y}, y: {extends: x}, z: {volumes: ['../x:/u']}}")).unwrap();
         // However many there are.
-        let chain: String = (0..20_000).map(|n| format!("  s{n}: {{extends: s{}}}\n", n + 1)).collect();
-        let text = |last: &str| format!("services:\n  x: {{extends: s0}}\n{chain}  s20000: {{{last}}}\n");
+        let chain: String = (0..20_000).map(|n| format!("  s{n}:\n    extends: s{}\n", n + 1)).collect();
+        let text = |last: &str| format!("services:\n  x: {{extends: s0}}\n{chain}  s20000:\n    {last}\n");
         checked(&[files("")[0], ("b.yaml", &text("image: i"))]).unwrap();
         assert!(refusal(&[files("")[0], ("b.yaml", &text("build: ."))]).contains("s20000"));
     }
