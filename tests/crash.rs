@@ -435,22 +435,26 @@ fn judge(
         let known: BTreeSet<&String> = run.end.tree.keys().collect();
         let new = sha("c");
         let tree = crashed.end().tree;
-        let left: Vec<_> = tree.keys().filter(|path| !known.contains(path) && !path.contains(new.as_str())).collect();
+        let of_c = |path: &str, what: &str| path.contains(new.as_str()) || what.contains(new.as_str());
+        let left: Vec<_> = tree.iter().filter(|(path, what)| !known.contains(path) && !of_c(path, what)).collect();
         must(TIDY, left.is_empty(), || format!("{left:?}"))?;
     }
     Ok(moments)
 }
 
 impl End {
-    /// Without the release folders that nobody needs and that the right end does not have: a crash between an outcome
-    /// and the tidying up after it leaves them to the next deploy. True: there are such.
+    /// Without the release folders (and the link to one) that nobody needs and that the right end does not have: a crash
+    /// between an outcome and the tidying up after it leaves them to the next deploy. True: there are such.
     fn less_what_is_tidied_later(mut self, right: &End) -> (End, bool) {
         let before = self.tree.len();
-        let needless = |path: &String| {
-            let folder = path.strip_prefix("state/releases/").and_then(|rest| rest.split('/').next());
+        let needless = |path: &String, what: &String| {
+            let folder = match path.as_str() {
+                "state/next" => what.strip_prefix("-> releases/"),
+                path => path.strip_prefix("state/releases/").and_then(|rest| rest.split('/').next()),
+            };
             folder.is_some_and(|sha| !right.tree.contains_key(&format!("state/releases/{sha}")))
         };
-        self.tree.retain(|path, _| !needless(path));
+        self.tree.retain(|path, what| !needless(path, what));
         let untidy = self.tree.len() < before;
         (self, untidy)
     }

@@ -17,6 +17,7 @@ use zeroize::Zeroizing;
 use super::Store;
 use super::disk::{self, Disk};
 use super::files::{self, Doing, Fail, TEMP, refuse};
+use crate::effects::bundle::COMPOSE;
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::{Sha, StoreFault};
 
@@ -59,8 +60,10 @@ impl Store {
     /// The releases that could be brought up as they are: staged, and completed with their secrets.
     pub(super) fn complete(&self) -> Result<Vec<Sha>, Fail> {
         let complete = |sha: &Sha| {
-            let text = files::read(&self.release_dir(sha).join(OVERRIDE), MAX_FILE).ok().flatten();
+            let dir = self.release_dir(sha);
+            let text = files::read(&dir.join(OVERRIDE), MAX_FILE).ok().flatten();
             text.is_some_and(|text| text != EMPTY_OVERRIDE.as_bytes())
+                && [ENV, COMPOSE].iter().all(|name| is_file(&dir.join(name)))
         };
         Ok(self.staged()?.into_iter().filter(complete).collect())
     }
@@ -189,6 +192,11 @@ fn is_real_dir(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
+/// Whether this is a file itself, not a link to one.
+fn is_file(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
+}
+
 /// The parts of a bundle's path. Bundles are checked when they are read; this is the second lock on the same door.
 fn safe_parts(path: &str) -> Result<Vec<&str>, Fail> {
     let parts: Vec<&str> = path.split('/').collect();
@@ -262,7 +270,8 @@ fn holds(dir: &Path, bundle: &[(&str, &[u8])]) -> bool {
     if list(dir, "", &mut there).is_err() {
         return false;
     }
-    let ours = [ENV, OVERRIDE].iter().all(|name| there.remove(*name));
+    // Compose reads these two next, and waits for a pipe.
+    let ours = [ENV, OVERRIDE].iter().all(|name| there.remove(*name) && is_file(&dir.join(name)));
     let same = |(path, content): &(&str, &[u8])| {
         let found = files::read(&dir.join(path), MAX_FILE);
         there.remove(*path) && matches!(found, Ok(Some(found)) if found == *content)

@@ -474,6 +474,7 @@ fn what_a_container_put_in_a_files_place_is_neither_waited_for_nor_followed() {
     store.promote(&sha(1)).unwrap();
     assert_eq!(store.load_state(NOW).unwrap().local.releases, [sha(1)]);
     let dir = store.release_dir(&sha(1));
+    let content = |name: &str| FILES.iter().find(|(path, _)| *path == name).unwrap().1;
     let pipe = |at: &Path| {
         let mode = rustix::fs::Mode::from_raw_mode(0o644);
         rustix::fs::mknodat(rustix::fs::CWD, at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -481,15 +482,22 @@ fn what_a_container_put_in_a_files_place_is_neither_waited_for_nor_followed() {
     let endless = |at: &Path| symlink("/dev/zero", at).unwrap();
     let puts: [&dyn Fn(&Path); 2] = [&pipe, &endless];
     for put in puts {
-        for name in [OVERRIDE, ".env", "env.template", "compose.yaml"] {
-            let _ = fs::remove_file(dir.join(name));
+        for name in [OVERRIDE, ".env", "compose.yaml"] {
+            fs::remove_file(dir.join(name)).unwrap();
             put(&dir.join(name));
+            assert_eq!(store.load_state(NOW).unwrap().local.releases, [], "{name}");
+            store.values_of_releases();
+            stage(&store, &sha(1), FILES).unwrap();
+            let meta = fs::symlink_metadata(dir.join(name)).unwrap();
+            assert!(meta.is_file(), "{name} is a file again");
+            assert_eq!(fs::read(dir.join("compose.yaml")).unwrap(), content("compose.yaml"));
+            store.prune_releases(&[]).unwrap();
+            store.write_release(&sha(1), "A=hidden\n", "services: {a: {}}\n").unwrap();
+            assert_eq!(store.load_state(NOW).unwrap().local.releases, [sha(1)]);
         }
-        assert_eq!(store.load_state(NOW).unwrap().local.releases, []);
-        assert_eq!(store.values_of_releases().len(), 0);
+        put(&dir.join("env.template"));
+        assert_eq!(store.values_of_releases().len(), 1, "what is there of it is known");
         stage(&store, &sha(1), FILES).unwrap();
-        assert_eq!(fs::read(dir.join("compose.yaml")).unwrap(), FILES[0].1);
-        store.prune_releases(&[]).unwrap();
     }
 }
 
