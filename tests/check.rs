@@ -350,7 +350,12 @@ fn root_is_told_to_run_it_as_the_agents_user_and_nothing_else() {
         let output = command(&stand, format).output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{told}");
-        assert!(told.contains("sudo -u '#54321' monky-deployd check") && told.lines().count() == 1, "{told}");
+        assert!(
+            told.contains("sudo -u '#54321' monky-deployd --config ")
+                && told.contains(" check (")
+                && told.lines().count() == 1,
+            "{told}"
+        );
     }
     assert_eq!(stand.tenancy.requests().len(), asked, "nobody was asked");
 }

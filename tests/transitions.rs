@@ -288,7 +288,22 @@ fn a_trouble_stays_until_what_it_is_about_is_over() {
             unchanged().next(Event::TokenLookedUp(Err(sealed()))),
             &[BaoUnavailable],
         ),
-        ("openbao cannot be asked", no_token(), &[(BaoUnavailable, Token)], unchanged(), &[BaoUnavailable]),
+        ("openbao cannot be asked, and need not", no_token(), &[(BaoUnavailable, Token)], unchanged(), &[]),
+        ("openbao will be asked", no_token(), &[(BaoUnavailable, Token)], held(), &[BaoUnavailable]),
+        (
+            "a token that is known to be dead is no way in",
+            change(locked_out(), |boot| boot.local.token = Some(TokenSource::Lease)),
+            &[(LeaseRateLimited, Token)],
+            unchanged(),
+            &[LeaseRateLimited],
+        ),
+        (
+            "a rejection is an answer",
+            change(locked_out(), |boot| boot.local.bootstrap = true),
+            &[(BaoUnavailable, Token)],
+            unchanged().next(Event::LoggedIn(Err(BaoFault::Rejected { detail: said("no") }))),
+            &[GrantRejected],
+        ),
         (
             "openbao speaks, and more is wrong",
             running_a(),
@@ -329,6 +344,37 @@ fn a_tick_that_knows_nothing_new_keeps_every_trouble() {
     let boot = change(troubled(running_a(), &troubles), |boot| boot.settings.laptop_mode = true);
     let t = run(boot.clone(), Script::default().next(Event::CheckedIn(Err(unreachable()))));
     assert_eq!((t.done.word.as_str(), t.state), ("offline", boot.state));
+}
+
+#[test]
+fn whether_openbao_is_back_is_asked_and_changes_no_end_but_a_token_that_needs_care_does() {
+    let sealed = || Script::default().desired("a", 1).next(Event::TokenLookedUp(Err(sealed())));
+    let boot = troubled(running_a(), &[(Code::BaoUnavailable, StageName::Token)]);
+    let t = run(boot.clone(), sealed());
+    assert_eq!((t.names(), t.done.exit), (vec![OpName::Checkin, OpName::LookupToken], Exit::Ok), "{}", t.text);
+    let due = change(boot, |boot| boot.state.token.as_mut().unwrap().ttl_s = Some(100));
+    assert_eq!(run(due, sealed()).done.exit, Exit::Temporary);
+}
+
+#[test]
+fn tenancy_is_told_the_newer_of_a_trouble_and_a_failure() {
+    let failed_at = |s: i64| {
+        change(troubled(running_a(), &[(Code::DockerUnavailable, StageName::Pull)]), |boot| {
+            let error = LastError {
+                code: Code::ComposeRefused,
+                phase: "bundle".to_owned(),
+                detail: "build".to_owned(),
+                at: NOW.plus_s(s),
+            };
+            boot.state.last_error = Some(error);
+        })
+    };
+    // The trouble is an hour old.
+    for (s, code) in [(-3601, "DOCKER_UNAVAILABLE"), (-3599, "COMPOSE_REFUSED")] {
+        let t = run(failed_at(s), Script::default().desired("a", 1));
+        let Op::Checkin(asked) = &t.ops[0] else { panic!("{}", t.text) };
+        assert!(asked.last_error.as_ref().unwrap().starts_with(code), "{s}: {asked:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::check::tick_at_work;
+use super::check::at_work_since;
 use super::words::{moment, why};
 use super::{exit, tick};
 use crate::config::Config;
@@ -53,15 +53,21 @@ pub fn run(config: &Config, as_json: bool) -> u8 {
         }
     };
     let mut entries: Vec<Entry> = Vec::new();
-    let at_work = tick_at_work(&config.state_dir);
+    let at_work = at_work_since(&config.state_dir);
+    let mut began = None;
     for file in files {
         let read = File::open(&file).map_err(Into::into).and_then(|open| Recording::read(BufReader::new(open)));
         match read {
-            Ok(recording) => entries.push(entry(&recording, file)),
+            Ok(recording) => {
+                began = Some(recording.boot.now);
+                entries.push(entry(&recording, file));
+            }
             Err(error) => eprintln!("{}: {error}", file.display()),
         }
     }
-    if let Some(last) = entries.last_mut().filter(|last| last.exit.is_none() && at_work) {
+    // An older one was killed, and whoever is at work now has written nothing yet.
+    let its_own = at_work.is_some_and(|since| began.is_some_and(|began| began >= since));
+    if let Some(last) = entries.last_mut().filter(|last| last.exit.is_none() && its_own) {
         last.outcome = "at_work".to_owned();
         last.detail = "this tick has not ended yet".to_owned();
     }

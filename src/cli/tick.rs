@@ -18,7 +18,7 @@ use crate::drivers::store::{Store, StoreError};
 use crate::drivers::vault::Vault;
 use crate::drivers::world::World;
 use crate::effects::failure::Code;
-use crate::effects::{Effect, Stamp};
+use crate::effects::{Effect, OpName, Stamp};
 use crate::fsm::stages::{Done, Exit};
 use crate::fsm::{Boot, Input, Machine, Note, Options, StageName};
 
@@ -82,7 +82,11 @@ fn boot(config: &Config, args: &Tick, store: &Store, clock: &Clock) -> Result<Bo
     })
 }
 
-/// A recorder whose recording lies on the disk from the first change on, stage by stage: a tick that is killed leaves it.
+/// What nobody can take back.
+const FOR_GOOD: [OpName; 5] = [OpName::AskLease, OpName::Login, OpName::Pull, OpName::Promote, OpName::Up];
+
+/// A recorder whose recording lies on the disk before anything that nobody can take back, and from then on at each new
+/// stage: a tick that is killed leaves it.
 struct Traced<'a> {
     world: &'a World,
     name: String,
@@ -108,6 +112,10 @@ impl<'a> Traced<'a> {
             Ok(())
         };
         if let Err(fault) = kept {
+            // What was written before would say that this tick never ended.
+            if self.written.is_some() {
+                let _ = store.drop_recording(&self.name);
+            }
             journal::say(&Note::warn(format!("the recording of this tick could not be kept: {}", fault.detail)));
         }
     }
@@ -121,7 +129,7 @@ impl Watch for Traced<'_> {
     fn asks(&mut self, machine: &Machine, effect: &Effect, now: Stamp) {
         self.recorder.asks(machine, effect, now);
         let stage = machine.stage();
-        if self.recorder.acted() && self.written != Some(stage) {
+        if FOR_GOOD.contains(&effect.op.name()) || self.written.is_some_and(|written| written != stage) {
             self.written = Some(stage);
             // What cannot be written now is told at the end.
             let _ = self.world.store().save_recording(&self.name, self.recorder.so_far().as_bytes(), record::KEPT);

@@ -254,13 +254,15 @@ impl Config {
 }
 
 fn read_capped(path: &Path) -> Result<String, String> {
-    let told = |e: io::Error| match e.kind() {
+    let told = |e: io::Error| {
+        match e.kind() {
         io::ErrorKind::NotFound => "no such file; write one, or name another with --config".to_owned(),
         io::ErrorKind::PermissionDenied => {
-            format!("may not be read by this user; there is no secret in it: sudo chmod a+r {}", path.display())
+            "may not be read by this user: run this as the agent's user, or give the file, and each folder above it, the right to be read".to_owned()
         }
         io::ErrorKind::IsADirectory => "is a directory; the configuration is one file".to_owned(),
         _ => format!("cannot be read: {e}"),
+    }
     };
     let mut bytes = Vec::new();
     File::open(path).map_err(told)?.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(told)?;

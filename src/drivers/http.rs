@@ -222,9 +222,8 @@ impl Miss {
     /// Whether another try is allowed and may help.
     fn again(&self, repeat: Repeat) -> bool {
         match self {
-            Miss::Refused => true,
-            Miss::Unsent(miss) => miss.again(repeat),
-            Miss::Broken(_) | Miss::Late(_) => repeat == Repeat::Safe,
+            Miss::Unsent(miss) => matches!(**miss, Miss::Refused) || miss.again(repeat),
+            Miss::Refused | Miss::Broken(_) | Miss::Late(_) => repeat == Repeat::Safe,
             Miss::Untrusted(_) | Miss::Nonsense(_) => false,
         }
     }

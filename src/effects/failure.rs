@@ -63,7 +63,7 @@ codes! {
         ComposeInvalid = "COMPOSE_INVALID", "mend compose.yaml as the detail says; `docker compose config` shows it";
         LeaseDenied = "LEASE_DENIED", "allow this box to lease for its environment in tenancy";
         LegacyLease = "LEGACY_LEASE", "tenancy issues approle leases, the retired scheme: switch the environment to jwt grants";
-        GrantRejected = "GRANT_REJECTED", "OpenBao does not accept tenancy's grant: look at the role, audience, issuer, key and clock";
+        GrantRejected = "GRANT_REJECTED", "OpenBao does not accept the grant: look at the role, audience, issuer, key and clock; an old grant needs a new one (`bootstrap`)";
         SecretMissing = "SECRET_MISSING", "write the secret, or mend its path or key in manifest.json";
         SecretDeleted = "SECRET_DELETED", "undelete the secret's version, or pin one that lives";
         SecretDenied = "SECRET_DENIED", "the token lives but may not read this: mend the policy of the role";

@@ -69,7 +69,9 @@ pub fn run(config: &Config, file: &Path, json: bool) -> u8 {
     }
     if let Some(user) = state_dir::not_for_root(&config.state_dir) {
         eprintln!(
-            "run it as the agent's user: sudo -u {user} monky-deployd check (root sees another box than the agent does)"
+            "run it as the agent's user: sudo -u {user} monky-deployd --config {} check (root sees another box than the agent \
+             does)",
+            file.display()
         );
         return exit::USAGE;
     }
@@ -92,9 +94,9 @@ pub fn run(config: &Config, file: &Path, json: bool) -> u8 {
     print(config, &lines, json)
 }
 
-/// Whether a tick holds the lock of this state directory, as far as the kernel tells. The lock is not touched.
-pub fn tick_at_work(state_dir: &Path) -> bool {
-    state_dir::is_held(&state_dir.join("lock"))
+/// Since when a tick holds the lock of this state directory, as far as the kernel tells. The lock is not touched.
+pub fn at_work_since(state_dir: &Path) -> Option<Stamp> {
+    state_dir::held_since(&state_dir.join("lock"))
 }
 
 /// How long a tick may take that pulls, waits, and rolls back (seconds): what the unit has to allow.
@@ -123,7 +125,7 @@ fn jobs(
     let expected = units::Expected {
         longest_s: longest_tick_s(&config.settings),
         state_dir: config.state_dir.clone(),
-        trouble: state.troubles().min_by_key(|trouble| trouble.at).map(|trouble| (trouble.code, trouble.at)),
+        trouble: state.trouble.as_ref().map(|trouble| (trouble.code, trouble.at)),
     };
     let folder = docker.state_dir().join("docker");
     let vault = || Arc::clone(vault);

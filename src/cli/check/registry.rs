@@ -69,6 +69,8 @@ enum Entrance {
     Refused(String),
     /// It lets in, and does not show this image.
     Gone(String),
+    /// It lets in, and shows this image to others, or at another time; with its words.
+    Unshown(String),
     /// There is no telling; with the reason.
     Unreachable(String),
 }
@@ -222,6 +224,7 @@ fn enter(registry: &str, image: &Image, credential: Option<&str>, scrub: &dyn Sc
             // It lets anybody in, and shows this image to some.
             let value = match authorize(&answer)? {
                 Ok(value) => value,
+                Err(Entrance::Refused(words)) if credential.is_none() => return Ok(Entrance::Unshown(words)),
                 Err(refused) => return Ok(refused),
             };
             answer = manifest(Some(&value))?;
@@ -231,9 +234,10 @@ fn enter(registry: &str, image: &Image, credential: Option<&str>, scrub: &dyn Sc
         Ok(match answer.status {
             200..300 if credential.is_some() && authorization.is_some() => Entrance::Accepted,
             200..300 => Entrance::Open,
-            401 | 403 => Entrance::Refused(format!("{what}: HTTP {}", answer.status)),
+            401 | 403 if credential.is_some() => Entrance::Refused(format!("{what}: HTTP {}", answer.status)),
             404 => Entrance::Gone(what),
-            _ => return Err(http.status_fault(scrub, &answer)),
+            // It lets in; what it is short of here (this method, patience) may be there for a pull.
+            status => Entrance::Unshown(format!("{what}: HTTP {status}")),
         })
     };
     outcome().unwrap_or_else(|fault| Entrance::Unreachable(super::net::fault_words(&fault)))
@@ -301,6 +305,11 @@ fn judge(registry: &str, has_credential: bool, entrance: &Entrance) -> Line {
             fact,
             format!("{registry} lets in, and says that there is no {image}, which is applied"),
             "nothing, while it runs; it cannot be pulled again: look whether it was removed, or is hidden from this credential",
+        ),
+        Entrance::Unshown(words) => Line::warning(
+            fact,
+            format!("{registry} lets in, and does not show an image that is applied: {words}"),
+            "nothing, while it runs; whether it can be pulled again `docker pull` tells (one that was loaded by hand cannot)",
         ),
         Entrance::Refused(words) if has_credential => Line::failure(
             fact,

@@ -225,9 +225,11 @@ fn lock_of(path: &Path, now: Stamp) -> Lock {
     }
 }
 
-/// Somebody holds the lock.
-pub fn is_held(path: &Path) -> bool {
-    matches!(lock_of(path, Stamp(0)), Lock::Held(..))
+/// Since when somebody holds the lock (whole seconds); none: nobody does.
+pub fn held_since(path: &Path) -> Option<Stamp> {
+    let held = matches!(lock_of(path, Stamp(0)), Lock::Held(..));
+    // Whoever has it has written into it.
+    fs::metadata(path).ok().filter(|_| held).map(|at| Stamp(at.mtime().saturating_mul(1000)))
 }
 
 /// The process in a line like `1: FLOCK  ADVISORY  WRITE 705 08:02:12345 0 EOF` for this inode. A waiting one has `->`.

@@ -143,13 +143,15 @@ fn paths(service: &Unit, dir: &Path) -> Option<Line> {
         "yes" => below(&["/usr", "/boot", "/efi"]),
         _ => false,
     };
-    let at_home = matches!(property(service, "ProtectHome"), "yes" | "read-only" | "tmpfs")
-        && below(&["/home", "/root", "/run/user"]);
+    let home = property(service, "ProtectHome");
+    let at_home = matches!(home, "yes" | "read-only" | "tmpfs") && below(&["/home", "/root", "/run/user"]);
+    // What is hidden is not there: no other setting brings a part of it back.
+    let hidden = at_home && home != "read-only";
     let opened = property(service, "ReadWritePaths").split_whitespace();
     let opened = opened.map(|path| PathBuf::from(path.trim_start_matches(['-', '+'])));
     let own = property(service, "StateDirectory").split_whitespace().map(|name| Path::new("/var/lib").join(name));
     let open = opened.chain(own).any(|path| dir.starts_with(path));
-    ((closed || at_home) && !open).then(|| {
+    (hidden || ((closed || at_home) && !open)).then(|| {
         let what = format!("{SERVICE} may not write below {}, which is `state_dir`", dir.display());
         let remedy = format!("sudo systemctl edit {SERVICE}, and below [Service]: ReadWritePaths={}", dir.display());
         let home = if at_home { "; and ProtectHome=no" } else { "" };

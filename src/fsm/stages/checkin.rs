@@ -61,7 +61,8 @@ pub fn boot(boot: Boot) -> Transition {
             let full = Failure::new(Code::DiskFull, StageName::Checkin, "no space is left where the state is kept");
             Some(full.code.before(&full.detail))
         } else {
-            core.state.trouble.as_ref().or(core.state.last_error.as_ref()).map(|e| e.code.before(&e.detail))
+            let newest = core.state.trouble.iter().chain(&core.state.last_error).max_by_key(|error| error.at);
+            newest.map(|error| error.code.before(&error.detail))
         },
         token_source: core.local.token,
         docker_version: core.state.docker.as_ref().map(|docker| docker.engine.clone()),

@@ -136,7 +136,8 @@ fn goes_on(core: &Core, reached: StageName, wanted: bool, trouble: &LastError) -
     }
     let local = &core.local;
     let grant = local.grant.as_ref().is_some_and(|grant| grant.expires_at.is_none_or(|end| end > core.now));
-    let way_in = local.token.is_some() || local.bootstrap || grant;
+    // One that OpenBao called dead may still lie there; then nothing is remembered of it.
+    let way_in = core.state.token.is_some() || local.bootstrap || grant;
     // What is about the box's way to secrets is in the way of the next deploy, whenever that comes.
     if trouble.code == Code::LeaseRateLimited {
         let state = &core.state;
@@ -144,7 +145,8 @@ fn goes_on(core: &Core, reached: StageName, wanted: bool, trouble: &LastError) -
     } else if trouble.code == Code::GrantRejected {
         !way_in
     } else {
-        wanted || trouble.code == Code::BaoUnavailable
+        // Without something to ask about nobody would hear that it is back.
+        wanted || (trouble.code == Code::BaoUnavailable && (local.token.is_some() || local.bootstrap))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attempt, Conclusion, Deploy, Report, Secrets, answer};
+use super::{Conclusion, Deploy, Report, Secrets, answer};
 use crate::effects::failure::Code;
 use crate::effects::state::{TokenRecord, TokenSource};
 use crate::effects::{
@@ -61,11 +61,14 @@ enum Awaits {
 impl Token {
     /// Whether a tick that deploys nothing should look after the token.
     pub fn needs_care(core: &Core) -> bool {
-        if core.local.bootstrap {
-            return true;
-        }
         // Whether OpenBao is back shows only when somebody asks.
-        if core.local.token.is_some() && core.state.troubles().any(|trouble| trouble.code == Code::BaoUnavailable) {
+        let silent = core.state.troubles().any(|trouble| trouble.code == Code::BaoUnavailable);
+        (silent && core.local.token.is_some()) || Token::is_due(core)
+    }
+
+    /// Whether its life asks for care.
+    fn is_due(core: &Core) -> bool {
+        if core.local.bootstrap {
             return true;
         }
         let Some(token) = core.state.token.as_ref().filter(|_| core.local.token == Some(TokenSource::Lease)) else {
@@ -483,14 +486,18 @@ impl Flow<Token> {
         self.fail(faults::store(PHASE, fault))
     }
 
-    fn fail(self, failure: Failure) -> Transition {
-        let attempt: Option<Attempt> = match &self.stage.purpose {
-            Purpose::Deploy(deploy) => Some(deploy.attempt.clone()),
-            Purpose::Care(_) => None,
-        };
-        match attempt {
-            Some(attempt) => Report::fail(self, failure, attempt),
-            None => Report::conclude(self, Conclusion::Deferred { failure, attempt: None }),
+    fn fail(mut self, failure: Failure) -> Transition {
+        if failure.code == Code::GrantRejected {
+            // A rejection is an answer.
+            self.core_mut().state.forget_trouble(Code::BaoUnavailable);
+        }
+        match self.stage.purpose.clone() {
+            Purpose::Deploy(deploy) => Report::fail(self, failure, deploy.attempt),
+            // It was asked only whether it is back, and it is not.
+            Purpose::Care(conclusion) if failure.code == Code::BaoUnavailable && !Token::is_due(self.core()) => {
+                Report::conclude(self, conclusion)
+            }
+            Purpose::Care(_) => Report::conclude(self, Conclusion::Deferred { failure, attempt: None }),
         }
     }
 }
