@@ -470,7 +470,7 @@ fn what_a_container_put_in_a_files_place_is_neither_waited_for_nor_followed() {
     let b = Box_::new();
     let store = b.open();
     stage(&store, &sha(1), FILES).unwrap();
-    store.write_release(&sha(1), "A=hidden\n", "services: {a: {}}\n").unwrap();
+    store.write_release(&sha(1), "A=\"hidden\"\n", "services: {a: {}}\n").unwrap();
     store.promote(&sha(1)).unwrap();
     assert_eq!(store.load_state(NOW).unwrap().local.releases, [sha(1)]);
     let dir = store.release_dir(&sha(1));
@@ -492,7 +492,7 @@ fn what_a_container_put_in_a_files_place_is_neither_waited_for_nor_followed() {
             assert!(meta.is_file(), "{name} is a file again");
             assert_eq!(fs::read(dir.join("compose.yaml")).unwrap(), content("compose.yaml"));
             store.prune_releases(&[]).unwrap();
-            store.write_release(&sha(1), "A=hidden\n", "services: {a: {}}\n").unwrap();
+            store.write_release(&sha(1), "A=\"hidden\"\n", "services: {a: {}}\n").unwrap();
             assert_eq!(store.load_state(NOW).unwrap().local.releases, [sha(1)]);
         }
         put(&dir.join("env.template"));
