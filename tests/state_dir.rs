@@ -377,6 +377,9 @@ fn files_that_were_opened_by_hand_are_closed_by_the_next_tick_and_told() {
     assert_eq!(state["last_result"], "applied");
 }
 
+/// Puts something there.
+type Make = fn(&Path);
+
 fn fifo(path: &Path) {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
@@ -428,8 +431,9 @@ fn a_thing_of_the_wrong_kind_is_seen_by_check_status_and_history_and_its_remedy_
     let stand = new_box();
     applied(&stand);
     let state_dir = stand.config.state_dir.clone();
-    let (folder, file): (fn(&Path), fn(&Path)) = (|at| fs::create_dir(at).unwrap(), |at| fs::write(at, "").unwrap());
-    let cases: [(&str, fn(&Path)); 8] = [
+    let folder: Make = |at| fs::create_dir(at).unwrap();
+    let file: Make = |at| fs::write(at, "").unwrap();
+    let cases: [(&str, Make); 9] = [
         ("lock", folder),
         ("lock", fifo),
         ("recordings", file),
@@ -437,6 +441,7 @@ fn a_thing_of_the_wrong_kind_is_seen_by_check_status_and_history_and_its_remedy_
         ("releases", file),
         ("docker", file),
         ("current", folder),
+        ("next", folder),
         ("docker/config.json", folder),
     ];
     for (name, make) in cases {
@@ -499,7 +504,7 @@ fn a_file_or_folder_that_its_own_user_closed_to_itself_is_mended_by_the_next_tic
     ];
     for (name, right) in cases {
         let at = state_dir.join(name);
-        fs::set_permissions(&at, Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&at, Permissions::from_mode(0o000)).unwrap();
         let (_, out, err) = run(&["check"]);
         assert!(out.contains("WARNING  state_dir") && out.contains("the next tick mends it"), "{name}: {out} {err}");
         let (_, out, err) = run(&["tick"]);

@@ -73,7 +73,8 @@ pub(super) fn write_new(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) -
     disk::new_file(disk, path, bytes, mode).doing("write", path)
 }
 
-/// The content of a file of at most `max` bytes; none if there is none. Links are not followed.
+/// The content of a file of at most `max` bytes; none if there is none. Links are not followed, and what is no file (a
+/// pipe, a device) is not read.
 pub(super) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Fail> {
     match plain::open_here(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),

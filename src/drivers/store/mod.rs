@@ -37,6 +37,7 @@ const OUTBOX: &str = "outbox";
 const DOCKER: &str = "docker";
 const RECORDINGS: &str = "recordings";
 const CURRENT: &str = "current";
+const NEXT: &str = "next";
 /// The folders of the state directory, which a tick makes.
 pub const FOLDERS: [&str; 4] = ["releases", OUTBOX, DOCKER, RECORDINGS];
 /// The files of the state directory that are read at the start, and set aside if they are corrupt.
@@ -139,13 +140,14 @@ enum Needs {
 
 /// Every name that a tick does not put right by itself, and what has to be there if anything is. What holds state, a
 /// token, a grant or a report is not among them: it is set aside.
-const NEEDS: [(&str, Needs); 7] = [
+const NEEDS: [(&str, Needs); 8] = [
     (LOCK, Needs::File),
     ("releases", Needs::Folder),
     (OUTBOX, Needs::Folder),
     (DOCKER, Needs::Folder),
     (RECORDINGS, Needs::Folder),
     (CURRENT, Needs::NoFolder),
+    (NEXT, Needs::NoFolder),
     ("docker/config.json", Needs::NoFolder),
 ];
 
@@ -175,7 +177,7 @@ pub fn misfits(dir: &Path) -> Vec<Misfit> {
             Needs::File => (found.is_file(), "a file"),
             // A link to one is as good.
             Needs::Folder => (path.is_dir(), "a directory"),
-            Needs::NoFolder => (!found.is_dir(), if *name == CURRENT { "a link" } else { "a file" }),
+            Needs::NoFolder => (!found.is_dir(), if [CURRENT, NEXT].contains(name) { "a link" } else { "a file" }),
         };
         let is = if found.is_symlink() && !path.exists() { "a link to nothing" } else { plain::kind(found) };
         (!fits).then(|| Misfit { why: format!("is {is}, and the agent needs {needed} there"), path })
