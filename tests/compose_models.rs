@@ -72,7 +72,7 @@ fn variables_stay_what_they_are_and_stop_nothing() {
     assert_eq!(model.services["job"].scale, 1);
     // Compose writes `${DATA_DIR}/more` as a path below the release, which it is not in the end.
     assert!(asked(&model).contains(" mounts \"${DATA_DIR}/more\": a variable decides"), "{}", asked(&model));
-    assert!(model.decided && !model.open, "where they lead is looked at once they have their values");
+    assert!(model.decided && model.closed.is_empty(), "where they lead is looked at once they have their values");
 }
 
 #[test]
@@ -105,6 +105,7 @@ fn the_whole_release_may_be_mounted_with_a_warning() {
     assert_eq!(model.services["web"].mounted, ["."]);
     let [one] = &model.warnings[..] else { panic!("{:?}", model.warnings) };
     assert!(one.contains(".env") && !model.decided, "{one}");
+    assert_eq!(model.closed.keys().collect::<Vec<_>>(), [""; 0], "it is mounted read-only already");
 }
 
 #[test]

@@ -42,6 +42,8 @@ impl Script {
             .write_all(format!("#!/bin/sh\ncd '{}'\n{text}\n", dir.path().display()).as_bytes())
             .unwrap();
         assert!(child.wait().unwrap().success());
+        fs::create_dir(dir.path().join("state")).unwrap();
+        docker_shared::next(&dir.path().join("state"), &Sha::of(b"x"));
         Script { dir, cancel: Arc::default() }
     }
 
@@ -396,7 +398,7 @@ fn every_call_is_made_with_exactly_these_arguments() {
             "compose -p shop --project-directory {folder} -f {folder}/compose.yaml -f {folder}/.monky-deployd.yaml --env-file {folder}/.env"
         )
     };
-    let staged = compose(&format!("{state}/releases/{sha}"));
+    let staged = compose(&format!("{state}/next"));
     let current = compose(&format!("{state}/current"));
     let project = "--filter label=com.docker.compose.project=shop";
     assert_eq!(
@@ -413,6 +415,19 @@ fn every_call_is_made_with_exactly_these_arguments() {
             format!("logs --tail 20 --timestamps=false {id}"),
         ]
     );
+}
+
+#[test]
+fn what_is_staged_is_what_compose_is_told_of_or_nothing_is() {
+    let script = Script::new("echo \"$*\" >>calls");
+    let docker = script.docker();
+    for other in [Sha::of(b"y"), Sha::of(b"z")] {
+        for failed in [docker.model(&other, &NO_SECRET).map(drop), docker.check(&other, &NO_SECRET)] {
+            let RunFault::Failed { words, .. } = failed.unwrap_err() else { panic!("another fault") };
+            assert!(words.as_str().contains("next does not point to release"), "{words}");
+        }
+    }
+    assert_eq!(script.lines("calls").len(), 0);
 }
 
 #[test]

@@ -102,6 +102,12 @@ fn asks() -> Event {
     Event::ModelRead(Ok(model::Model { services: services(), demands, ..Default::default() }))
 }
 
+/// A mount of the whole release.
+fn closed() -> BTreeMap<String, Vec<model::Closed>> {
+    let whole = model::Closed { target: "/m".to_owned(), path: String::new(), bind: None };
+    BTreeMap::from([("db".to_owned(), vec![whole])])
+}
+
 /// A box whose owner has said something.
 fn owned(boot: Boot, rules: &[(Rule, Stance)]) -> Boot {
     change(boot, |boot| {
@@ -1749,19 +1755,6 @@ fn health_and_rollback() -> Vec<Scenario> {
             },
         ),
         scenario(
-            "what_is_not_there_as_it_was_is_not_brought_back_and_that_is_told",
-            // Its services may write to its compose.yaml, so that the store does not list it.
-            change(rolls_back(running_a()), |boot| boot.local.releases.clear()),
-            Script::default().next(none()).next(sick()),
-            |t| {
-                failed_with(t, Code::Unhealthy);
-                assert!(!t.report().is_some_and(|report| report.rolled_back));
-                assert!(!t.state.attempts[&sha("b")].quarantined);
-                assert_eq!(t.count(OpName::Up), 1);
-                assert!(t.notes.iter().any(|(_, text)| text.contains("is not brought back")));
-            },
-        ),
-        scenario(
             "an_interrupted_apply_whose_release_is_not_there_as_it_was_begins_anew",
             change(interrupted_b(), |boot| boot.local.releases.clear()),
             Script::default(),
@@ -1774,23 +1767,29 @@ fn health_and_rollback() -> Vec<Scenario> {
             },
         ),
         scenario(
-            "an_open_release_is_marked_and_what_mounts_it_is_recreated_with_each_attempt",
+            "what_compose_reads_is_mounted_read_only_and_looked_at_before_the_gate",
             running_a(),
             Script::default().next(Event::ModelRead(Ok(model::Model {
                 services: services(),
-                open: true,
+                closed: closed(),
+                ..Default::default()
+            }))),
+            |t| {
+                assert!(t.ops.iter().any(|op| matches!(op, Op::WriteRelease(write) if write.closed == closed())));
+                assert!(t.ops.iter().any(|op| matches!(op, Op::CheckCompose(check) if check.look)));
+            },
+        ),
+        scenario(
+            "what_a_variable_decides_is_looked_at_before_the_gate",
+            running_a(),
+            Script::default().next(Event::ModelRead(Ok(model::Model {
+                services: services(),
                 decided: true,
                 ..Default::default()
             }))),
             |t| {
-                let label = |open: bool| {
-                    t.ops.iter().find_map(|op| match op {
-                        Op::WriteRelease(write) if write.open == open => Some(write.mounts[0].1.clone()),
-                        _ => None,
-                    })
-                };
-                assert!(label(false).is_none() && label(true).is_some_and(|label| label != "d1"));
-                assert!(t.ops.iter().any(|op| matches!(op, Op::CheckCompose(check) if check.open && check.decided)));
+                assert!(t.ops.iter().any(|op| matches!(op, Op::WriteRelease(write) if write.closed.is_empty())));
+                assert!(t.ops.iter().any(|op| matches!(op, Op::CheckCompose(check) if check.look)));
             },
         ),
         scenario(

@@ -3,6 +3,7 @@
 //! Invariant: the match on [`Op`] has no wildcard, so an operation without a driver does not compile; secret values go
 //! from server to vault to file and never through an event; nobody who asks the process to end waits for the network.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use super::Driver;
@@ -26,7 +27,7 @@ use crate::config::{self, Config};
 use crate::effects::bundle::{Bundle, ReadError};
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::manifest::Scope;
-use crate::effects::model::{Model, check_resolved};
+use crate::effects::model::{Closed, Model, check_resolved};
 use crate::effects::registry_auth::{RegistryAuth, empty_docker_config};
 use crate::effects::{
     BaoFault, BundleFacts, BundleFault, CallFault, CheckCompose, ComposeFault, Effect, Event, FetchBundle, GrantName,
@@ -252,7 +253,7 @@ impl World {
 
     fn model(&self, request: &ReadModel) -> Result<Model, ComposeFault> {
         let json = self.docker.model(&request.sha, &*self.vault).map_err(ComposeFault::Run)?;
-        let folder = self.store.release_dir(&request.sha);
+        let folder = self.store.next_dir();
         let (mut folder, mut state_dir) = (folder.to_string_lossy(), self.store.dir().to_string_lossy());
         let mut json = String::from_utf8_lossy(&json);
         if let Some(told) = self.stands_for.as_deref().map(Path::to_string_lossy) {
@@ -273,12 +274,12 @@ impl World {
     }
 
     fn check(&self, request: &CheckCompose) -> Result<(), ComposeFault> {
-        let CheckCompose { sha, decided, open } = request;
-        if *decided {
+        let CheckCompose { sha, look } = request;
+        if *look {
             let json = self.docker.resolved(sha, &*self.vault).map_err(ComposeFault::Run)?;
-            let (folder, state_dir) = (self.store.release_dir(sha), self.store.dir());
+            let (folder, state_dir) = (self.store.next_dir(), self.store.dir());
             let look = |bundle: &Bundle| {
-                check_resolved(&json, bundle, &folder.to_string_lossy(), &state_dir.to_string_lossy(), *open)
+                check_resolved(&json, bundle, &folder.to_string_lossy(), &state_dir.to_string_lossy())
             };
             match self.with_bundle(sha, look) {
                 Ok(seen) => seen.map_err(ComposeFault::Refused)?,
@@ -384,10 +385,7 @@ impl World {
         let value_of =
             |name: &str| self.vault.with(&Slot::Env(name.to_owned()), |value| Zeroizing::new(value.to_owned()));
         let env = template.render(value_of).map_err(|error| self.store_fault(&format!(".env: {error}")))?;
-        if request.open {
-            self.store.mark_open(&request.sha)?;
-        }
-        self.store.write_release(&request.sha, &env, &override_yaml(&request.mounts))?;
+        self.store.write_release(&request.sha, &env, &override_yaml(&request.mounts, &request.closed))?;
         let config = match &request.registry {
             None => None,
             Some(_) => self.vault.with(&Slot::Registry, |value| {
@@ -414,17 +412,32 @@ fn not_run(fault: StoreFault) -> ComposeFault {
     ComposeFault::Run(RunFault::Failed { status: None, words: fault.detail, disk_full: fault.disk_full })
 }
 
-/// The override of contract §7: each service is labelled with the digest of the bundle content that it mounts.
-fn override_yaml(mounts: &[(String, String)]) -> String {
-    if mounts.is_empty() {
+/// The override of contract §7: each service is labelled with the digest of the bundle content that it mounts, and what
+/// it mounts of what Compose reads is read-only. A mount with the same target takes the place of the file's own whole
+/// (tried on 2.26.1 and 2.40.3), so its other options come along.
+fn override_yaml(mounts: &[(String, String)], closed: &BTreeMap<String, Vec<Closed>>) -> String {
+    if mounts.is_empty() && closed.is_empty() {
         return "services: {}\n".to_owned();
     }
-    let services: Map<String, Value> = mounts
-        .iter()
-        .map(|(service, digest)| (service.clone(), serde_json::json!({ "labels": { "monky-deployd.mounts": digest } })))
-        .collect();
+    let mut services: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
+    for (service, digest) in mounts {
+        let labels = json!({ "monky-deployd.mounts": digest });
+        services.entry(service).or_default().insert("labels".to_owned(), labels);
+    }
+    for (service, closed) in closed {
+        let read_only = |Closed { target, path, bind }: &Closed| {
+            let source = format!("./{}", path.replace('$', "$$"));
+            let mut mount = json!({ "type": "bind", "source": source, "target": target, "read_only": true });
+            if let (Some(bind), Some(mount)) = (bind, mount.as_object_mut()) {
+                mount.insert("bind".to_owned(), bind.clone());
+            }
+            mount
+        };
+        let volumes = closed.iter().map(read_only).collect();
+        services.entry(service).or_default().insert("volumes".to_owned(), volumes);
+    }
     // JSON is YAML, and needs no quoting rules of our own.
-    format!("{}\n", serde_json::json!({ "services": services }))
+    format!("{}\n", json!({ "services": services }))
 }
 
 impl Driver for World {

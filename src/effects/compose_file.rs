@@ -15,6 +15,7 @@ use serde::de::{
 
 use super::bundle::{Bundle, COMPOSE};
 use super::failure::{Code, Refusal};
+use super::model::has_variable;
 
 /// How many values all compose files of a bundle may have, aliases filled in; one more for each 64 bytes of text.
 pub const MAX_NODES: usize = 200_000;
@@ -28,17 +29,17 @@ pub const MAX_BRACKETS: usize = 10_000;
 /// `env_file` of an `include`);
 /// `COMPOSE_INVALID` if a file is no YAML mapping.
 pub fn check(bundle: &Bundle) -> Result<(), Refusal> {
-    Check::of(bundle).file(COMPOSE, "", &Part::Whole)
+    Check::of(bundle).all()
 }
 
-/// Every path of the bundle whose content decides what Compose would do, the agent's own two files included; some may
-/// not be there. What an `env_file` of a service holds is only that service's environment, and is not among them.
+/// Every path of the bundle that Compose itself reads (`env_file` and `label_file` of a service too), the agent's own two
+/// files included; some may not be there.
 pub fn deciding(bundle: &Bundle) -> BTreeSet<String> {
     let mut check = Check::of(bundle);
     // A bundle that is refused here was refused before; so far as it was read, this is what was read.
-    let _ = check.file(COMPOSE, "", &Part::Whole);
+    let _ = check.all();
     let own = [COMPOSE, ".env", ".monky-deployd.yaml"].map(str::to_owned);
-    check.parsed.into_keys().chain(check.env_files).chain(own).collect()
+    check.parsed.into_keys().chain(check.more).chain(own).collect()
 }
 
 /// Which part of a file is used.
@@ -53,10 +54,12 @@ struct Check<'b> {
     budget: Cell<usize>,
     /// The documents of a file, so that each is read (and paid for) once.
     parsed: BTreeMap<String, Rc<Vec<Node>>>,
-    /// What was checked, so that a circle ends: file, folder that its paths are relative to, part.
+    /// What is to be checked: file, folder that its paths are relative to, part.
+    todo: Vec<(String, String, Part)>,
+    /// What was, or is about to be, so that a circle ends.
     seen: BTreeSet<(String, String, Part)>,
-    /// The files of variables of what is included.
-    env_files: BTreeSet<String>,
+    /// What else Compose reads: files of variables and of labels.
+    more: BTreeSet<String>,
 }
 
 impl<'b> Check<'b> {
@@ -65,20 +68,29 @@ impl<'b> Check<'b> {
             bundle,
             budget: Cell::new(MAX_NODES),
             parsed: BTreeMap::new(),
+            todo: Vec::new(),
             seen: BTreeSet::new(),
-            env_files: BTreeSet::new(),
+            more: BTreeSet::new(),
         }
     }
 
-    /// Checks one file, whose relative paths are meant from the folder `base`.
-    fn file(&mut self, path: &str, base: &str, part: &Part) -> Result<(), Refusal> {
-        if !self.seen.insert((path.to_owned(), base.to_owned(), part.clone())) {
-            return Ok(());
-        }
-        for document in self.documents(path)?.iter() {
-            self.document(path, base, document, part)?;
+    fn all(&mut self) -> Result<(), Refusal> {
+        self.file(COMPOSE, "", Part::Whole);
+        // No recursion: one service can extend the next many thousand times.
+        while let Some((path, base, part)) = self.todo.pop() {
+            for document in self.documents(&path)?.iter() {
+                self.document(&path, &base, document, &part)?;
+            }
         }
         Ok(())
+    }
+
+    /// Has a file checked, whose relative paths are meant from the folder `base`.
+    fn file(&mut self, path: &str, base: &str, part: Part) {
+        let one = (path.to_owned(), base.to_owned(), part);
+        if self.seen.insert(one.clone()) {
+            self.todo.push(one);
+        }
     }
 
     /// The documents of a file; Compose merges them.
@@ -114,15 +126,30 @@ impl<'b> Check<'b> {
                 self.include(path, base, item)?;
             }
         }
-        for (name, service) in top.get("services").map(Node::entries).unwrap_or_default() {
-            if *part == Part::Whole || *part == Part::Service(name.to_owned()) {
-                self.service(path, base, name, service)?;
+        let services = top.get("services");
+        let used: Vec<(&str, &Node)> = match part {
+            Part::Whole => services.map(Node::entries).unwrap_or_default(),
+            Part::Service(name) => {
+                services.and_then(|all| all.get(name)).map(|it| (name.as_str(), it)).into_iter().collect()
             }
+        };
+        for (name, service) in used {
+            self.service(path, base, name, service, part)?;
+        }
+        if *part != Part::Whole {
+            // All that Compose takes of such a file.
+            return Ok(());
         }
         for kind in ["configs", "secrets"] {
             for (name, definition) in top.get(kind).map(Node::entries).unwrap_or_default() {
                 let file = definition.get("file").and_then(Node::text);
                 stays_within(base, file).map_err(|why| refused(path, format!("{kind} {name:?} {why}")))?;
+            }
+        }
+        for (name, volume) in top.get("volumes").map(Node::entries).unwrap_or_default() {
+            for (_, given) in volume.get("driver_opts").map(Node::entries).unwrap_or_default() {
+                not_eaten(given.text().unwrap_or_default())
+                    .map_err(|why| refused(path, format!("volume {name:?} {why}")))?;
             }
         }
         Ok(())
@@ -146,7 +173,7 @@ impl<'b> Check<'b> {
                 let file = within(base, given).ok_or_else(|| {
                     refused(path, format!("`include` with env_file {:?} leaves the bundle", shown(given)))
                 })?;
-                self.env_files.insert(file);
+                self.more.insert(file);
             }
         }
         for given in paths.items() {
@@ -154,38 +181,60 @@ impl<'b> Check<'b> {
             let file = self.local(path, base, "`include`", given)?;
             // The first file's folder is what Compose takes the others' paths from, too.
             let own_base = own_base.get_or_insert_with(|| folder_of(&file).to_owned()).clone();
-            self.env_files.insert(format!("{own_base}/.env").trim_start_matches('/').to_owned());
-            self.file(&file, &own_base, &Part::Whole)?;
+            self.more.insert(format!("{own_base}/.env").trim_start_matches('/').to_owned());
+            self.file(&file, &own_base, Part::Whole);
         }
         Ok(())
     }
 
-    fn service(&mut self, path: &str, base: &str, name: &str, service: &Node) -> Result<(), Refusal> {
+    fn service(&mut self, path: &str, base: &str, name: &str, service: &Node, of: &Part) -> Result<(), Refusal> {
         if service.get("build").is_some_and(|build| !build.is_null()) {
             let what =
                 format!("service {name:?} has `build`: a box only pulls; build the image, push it, name it in `image`");
             return Err(refused(path, what));
         }
-        if let Some(extends) = service.get("extends")
-            && let Some(given) = extends.get("file").and_then(Node::text)
-        {
-            let file = self.local(path, base, &format!("service {name:?}: `extends`"), given)?;
-            let part = match extends.get("service").and_then(Node::text) {
+        if let Some(extends) = service.get("extends") {
+            let part = match extends.text().or_else(|| extends.get("service").and_then(Node::text)) {
                 Some(other) => Part::Service(other.to_owned()),
                 None => Part::Whole,
             };
-            let own_base = folder_of(&file).to_owned();
-            self.file(&file, &own_base, &part)?;
+            match extends.get("file").and_then(Node::text) {
+                Some(given) => {
+                    let file = self.local(path, base, &format!("service {name:?}: `extends`"), given)?;
+                    let own_base = folder_of(&file).to_owned();
+                    self.file(&file, &own_base, part);
+                }
+                // Of a file of which only one service is looked at, this is another one.
+                None if *of != Part::Whole => self.file(path, base, part),
+                None => {}
+            }
         }
+        let whose = |why: String| refused(path, format!("service {name:?} {why}"));
         for volume in service.get("volumes").map(Node::items).unwrap_or_default() {
-            let source = match volume.text() {
-                Some(short) => short.split(':').next(),
-                None => volume
-                    .get("source")
-                    .and_then(Node::text)
-                    .filter(|_| volume.get("type").and_then(Node::text) == Some("bind")),
-            };
-            stays_within(base, source).map_err(|why| refused(path, format!("service {name:?} {why}")))?;
+            match volume.text() {
+                // Where its source ends, a variable may decide.
+                Some(short) if has_variable(short) => not_eaten(short),
+                Some(short) => stays_within(base, short.split(':').next()),
+                None => {
+                    let kind = volume.get("type").and_then(Node::text).unwrap_or_default();
+                    let source = volume.get("source").and_then(Node::text);
+                    let no_path = !matches!(kind, "" | "bind") && !has_variable(kind);
+                    not_eaten(source.unwrap_or_default()).and_then(|()| stays_within(base, source.filter(|_| !no_path)))
+                }
+            }
+            .map_err(whose)?;
+        }
+        for kind in ["env_file", "label_file"] {
+            for file in service.get(kind).map(Node::items).unwrap_or_default() {
+                let Some(given) = file.text().or_else(|| file.get("path").and_then(Node::text)) else { continue };
+                // Which file it becomes, no later look tells: only what is in it.
+                if has_variable(given) {
+                    let why = "a variable decides which file that is: name the file itself";
+                    return Err(whose(format!("has {kind} {given:?}: {why}")));
+                }
+                stays_within(base, Some(given)).map_err(|why| whose(format!("({kind}) {why}")))?;
+                self.more.extend(within(base, given));
+            }
         }
         Ok(())
     }
@@ -232,12 +281,23 @@ fn looks_remote(given: &str) -> bool {
 /// Refuses a source that climbs out of the bundle: once Compose has resolved it, it does not tell any more that it was
 /// relative, and what it means changes when the release is promoted. Everything else is checked in `model`.
 fn stays_within(base: &str, source: Option<&str>) -> Result<(), String> {
+    not_eaten(source.unwrap_or_default())?;
     match source.filter(|source| is_relative(source) && !source.contains('$')) {
         Some(source) if within(base, source).is_none() => {
-            Err(format!("mounts {source:?}, which leaves the bundle: use an absolute path or a named volume"))
+            Err(format!("uses {source:?}, which leaves the bundle: use an absolute path or a named volume"))
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses a path with a variable and a `..`: Compose cleans paths before it fills variables in, so the `..` takes away
+/// what is in front of it, be it half of a variable (`${X:-a/../b}` is told as `b}`), and what it leads to nobody sees.
+fn not_eaten(path: &str) -> Result<(), String> {
+    let climbs = || path.split(['/', ':', ',', '=', ' ']).any(|part| part == "..");
+    if !path.contains('$') || !climbs() {
+        return Ok(());
+    }
+    Err(format!("has {path:?}, a path with a variable and with `..`: write it without `..`"))
 }
 
 /// Compose's own rule for a short volume: anything else than `.`, `/` or `~` in front is the name of a volume. In the
@@ -516,20 +576,31 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_is_every_file_that_compose_takes_its_project_from() {
+    fn what_decides_is_every_file_that_compose_reads() {
         let files = [
             (
                 "compose.yaml",
                 "include: [{path: sub/a.yaml, env_file: v.env}]\nservices: {w: {extends: {file: e.yaml, service: x}, env_file: s.env}}",
             ),
-            ("sub/a.yaml", "services: {}"),
+            ("sub/a.yaml", "services: {y: {label_file: [./labels, /etc/labels]}}"),
             ("e.yaml", "services: {x: {image: i}}"),
             ("v.env", ""),
             ("s.env", ""),
             ("other.yaml", ""),
         ];
         let found: Vec<String> = deciding(&bundle(&files)).into_iter().collect();
-        assert_eq!(found, [".env", ".monky-deployd.yaml", "compose.yaml", "e.yaml", "sub/.env", "sub/a.yaml", "v.env"]);
+        let expected = [
+            ".env",
+            ".monky-deployd.yaml",
+            "compose.yaml",
+            "e.yaml",
+            "s.env",
+            "sub/.env",
+            "sub/a.yaml",
+            "sub/labels",
+            "v.env",
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]
@@ -558,14 +629,82 @@ mod tests {
 
     #[test]
     fn a_bind_that_climbs_out_is_refused() {
-        for volume in
-            ["../data:/d", "./../data:/d", "./a/../../b:/d:ro", "{type: bind, source: ../x, target: /d}", "..:/d"]
-        {
+        for volume in [
+            "../data:/d",
+            "./../data:/d",
+            "./a/../../b:/d:ro",
+            "{type: bind, source: ../x, target: /d}",
+            "..:/d",
+            "{type: '${K:-bind}', source: ../x, target: /d}",
+            "{source: ../x, target: /d}",
+        ] {
             let volume = if volume.starts_with('{') { volume.to_owned() } else { format!("'{volume}'") };
             let detail = main(&format!("services: {{web: {{image: i, volumes: [{volume}]}}}}"));
             assert!(detail.contains("\"web\"") && detail.contains("leaves the bundle"), "{detail}");
         }
         assert!(main("services: {}\nsecrets: {key: {file: ../../key}}").contains("\"key\""));
+    }
+
+    #[test]
+    fn a_path_with_a_variable_and_a_climb_is_refused_wherever_it_stands() {
+        let eaten = "${X:-a/../b}";
+        for service in [
+            format!("volumes: [{{type: bind, source: '{eaten}', target: /u}}]"),
+            format!("volumes: [{{type: '${{K:-bind}}', source: './{eaten}', target: /u}}]"),
+            format!("volumes: ['{eaten}:/u']"),
+            "volumes: ['./${X:-y}/..:/u']".to_owned(),
+            "volumes: ['./a$$b/../../c:/u']".to_owned(),
+        ] {
+            let detail = main(&format!("services: {{web: {{image: i, {service}}}}}"));
+            assert!(detail.contains("\"web\"") && detail.contains("write it without `..`"), "{service}: {detail}");
+        }
+        for kind in ["configs", "secrets"] {
+            let detail = main(&format!("services: {{}}\n{kind}: {{key: {{file: '{eaten}'}}}}"));
+            assert!(detail.contains("\"key\"") && detail.contains("without `..`"), "{detail}");
+        }
+        for option in ["device", "o"] {
+            let detail =
+                main(&format!("services: {{}}\nvolumes: {{v: {{driver_opts: {{{option}: 'lowerdir={eaten}'}}}}}}"));
+            assert!(detail.contains("\"v\"") && detail.contains("without `..`"), "{detail}");
+        }
+        for fine in ["${X:-../b}", "${X:-./conf}:/c:ro", "${X}/a..b:/c", "${A:-x:y}:/c"] {
+            checked(&[("compose.yaml", &format!("services: {{web: {{image: i, volumes: ['{fine}']}}}}"))]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_that_compose_reads_for_a_service_is_named_itself_and_stays_within() {
+        for kind in ["env_file", "label_file"] {
+            let of = |given: &str| main(&format!("services: {{web: {{image: i, {kind}: {given}}}}}"));
+            for climbs in ["../x", "[a, ../../x]", "[{path: a/../../x, required: false}]"] {
+                assert!(of(climbs).contains("leaves the bundle"), "{climbs}");
+            }
+            for variable in ["'${X}'", "'a/${X:-b}.env'", "[{path: $X, required: false}]", "'${X:-a/../b}'"] {
+                assert!(of(variable).contains("name the file itself"), "{variable}");
+            }
+            for fine in ["a/../b", "[./a, /etc/x]", "{path: a$$b}"] {
+                checked(&[("compose.yaml", &format!("services: {{web: {{image: i, {kind}: {fine}}}}}"))]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_extended_by_what_is_extended_is_looked_at_too() {
+        let files = |base: &'static str| {
+            [("compose.yaml", "services: {web: {extends: {file: b.yaml, service: x}}}"), ("b.yaml", base)]
+        };
+        for base in [
+            "services: {x: {extends: {service: y}}, y: {extends: z}, z: {volumes: ['${X:-a/../b}:/u']}}",
+            "services: {x: {extends: y}, y: {volumes: ['${X:-a/../b}:/u']}}",
+        ] {
+            assert!(refusal(&files(base)).contains("without `..`"), "{base}");
+        }
+        checked(&files("services: {x: {extends: y}, y: {extends: x}, z: {volumes: ['../x:/u']}}")).unwrap();
+        // However many there are.
+        let chain: String = (0..20_000).map(|n| format!("  s{n}:\n    extends: s{}\n", n + 1)).collect();
+        let text = |last: &str| format!("services:\n  x: {{extends: s0}}\n{chain}  s20000:\n    {last}\n");
+        checked(&[files("")[0], ("b.yaml", &text("image: i"))]).unwrap();
+        assert!(refusal(&[files("")[0], ("b.yaml", &text("build: ."))]).contains("s20000"));
     }
 
     #[test]

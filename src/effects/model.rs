@@ -1,8 +1,9 @@
 //! The resolved compose file: what `docker compose config --format json --no-interpolate` says, as far as decisions need it.
 //!
-//! Invariant: a service's digest changes exactly when what it mounts of the bundle does, wherever the release lies; and
-//! a [`Model`] names nothing below the state directory but the bundle's own files. Where a variable decides
-//! ([`Model::decided`]), [`check_resolved`] sees to the same once it has its value.
+//! Invariant: a service's digest changes exactly when what it mounts of the bundle does, wherever the release lies; a
+//! [`Model`] names nothing below the state directory but the bundle's own files, and says which of its mounts must be
+//! closed so that no container changes what Compose reads of its release. [`check_resolved`] sees to both once every
+//! variable has its value and the override is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,10 +26,10 @@ pub struct Model {
     /// What it asks of the box, for the owner's policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub demands: Vec<Demand>,
-    /// A service may write to what Compose itself reads of the release: what lies there is no proof of what the bundle
-    /// said, as soon as that service ran.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub open: bool,
+    /// The mounts, by service, through which what Compose itself reads of the release could be written to: the override
+    /// makes them read-only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub closed: BTreeMap<String, Vec<Closed>>,
     /// A variable decides where something that is mounted is.
     #[serde(default, skip_serializing_if = "is_false")]
     pub decided: bool,
@@ -38,6 +39,18 @@ pub struct Model {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
 pub(crate) fn is_false(flag: &bool) -> bool {
     !*flag
+}
+
+/// A bind of bundle content that becomes read-only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Closed {
+    /// Where in the container, variables not filled in: Compose merges mounts by this text.
+    pub target: String,
+    /// What of the bundle; the empty path is all of it.
+    pub path: String,
+    /// Its other options (`bind:`), as Compose tells them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bind: Option<Value>,
 }
 
 /// One service.
@@ -100,7 +113,9 @@ impl Model {
                 let mounts = Mounts::of(name, service, &top, &ground)?;
                 ground.read_files(name, service)?;
                 model.demands.extend(policy::demands(name, service, &top, site));
-                model.open |= mounts.open;
+                if !mounts.closed.is_empty() {
+                    model.closed.insert(name.clone(), mounts.closed.clone());
+                }
                 model.decided |= mounts.decided;
                 if starts == Starts::Maybe {
                     continue;
@@ -173,8 +188,10 @@ struct Mounts {
     paths: BTreeSet<String>,
     variables: BTreeSet<String>,
     warnings: Vec<String>,
-    /// What Compose reads can be written to there.
-    open: bool,
+    /// What Compose reads could be written to there.
+    closed: Vec<Closed>,
+    /// The sources that a variable decides from the start.
+    anywhere: Vec<String>,
     /// A variable decides where something is.
     decided: bool,
 }
@@ -202,28 +219,41 @@ impl Mounts {
             mounts.add(&format!("bind {target}"), &place, ground);
             let mut told = Vec::new();
             match &place {
-                // Of what a variable decides the policy speaks.
-                Place::Elsewhere | Place::Anywhere => continue,
+                Place::Elsewhere => continue,
+                // What that asks of the box is told by the policy.
+                Place::Anywhere => {
+                    mounts.anywhere.push(format!("{:?}", below(source, &ground.project).unwrap_or(source)));
+                    continue;
+                }
                 Place::Bundle(path) if path.is_empty() => told.push(
                     "that is the whole release, its .env with every secret included; mount the files that it needs",
                 ),
                 Place::Bundle(_) => {}
                 Place::Below(_) => told.push("a variable decides, so nobody can tell whether it is in the bundle"),
             }
-            let opens = ground.opens(&place, volume.get("read_only") == Some(&Value::Bool(true)));
-            mounts.open |= opens;
-            // A variable there decides only in the end: nothing to warn of.
-            if matches!(volume.get("read_only"), None | Some(Value::Null | Value::Bool(false))) {
-                told.push("writable: what it writes there is lost with the next release; add `:ro` or use a volume");
-            }
-            if opens {
-                told.push(
-                    "it may change what Compose reads, so this release is neither rolled back to nor finished after an interruption, but always unpacked anew",
-                );
+            match &place {
+                Place::Bundle(path) if volume.get("read_only") != Some(&Value::Bool(true)) && ground.decides(path) => {
+                    let bind = volume.get("bind").filter(|bind| !bind.is_null()).cloned();
+                    mounts.closed.push(Closed { target: target.to_owned(), path: path.clone(), bind });
+                    told.push("writable it cannot be: Compose itself reads what is there, so it is mounted read-only; add `:ro`");
+                }
+                // A variable there decides only in the end: nothing to warn of.
+                _ if matches!(volume.get("read_only"), None | Some(Value::Null | Value::Bool(false))) => {
+                    told.push(
+                        "writable: what it writes there is lost with the next release; add `:ro` or use a volume",
+                    );
+                }
+                _ => {}
             }
             if !told.is_empty() {
                 mounts.warnings.push(format!("{who}: {}", told.join("; ")));
             }
+        }
+        if !mounts.anywhere.is_empty() {
+            mounts.warnings.push(format!(
+                "service {name:?} mounts {}: a variable decides where that is; if in the bundle, a change of it recreates nothing",
+                mounts.anywhere.join(", ")
+            ));
         }
         for kind in ["configs", "secrets"] {
             for used in items(service.get(kind)) {
@@ -319,16 +349,20 @@ impl<'b> Ground<'b> {
         })
     }
 
-    /// Whether Compose's own files can be written to through a mount of this place.
-    fn opens(&self, place: &Place, read_only: bool) -> bool {
-        let Place::Bundle(path) = place else { return false };
-        !read_only && (path.is_empty() || self.deciding.iter().any(|file| below(file, path).is_some()))
+    /// Whether Compose reads what is at this path of the bundle, or below.
+    fn decides(&self, path: &str) -> bool {
+        path.is_empty() || self.deciding.iter().any(|file| below(file, path).is_some())
     }
 
-    /// Whether one of the paths in a volume's options is in the state directory.
+    /// Whether one of the paths in a volume's options is in the state directory, releases included. They are the kernel's
+    /// business: it takes a relative one from the engine's folder (`/`), and a backslash for what it is in front of.
     fn option_leads_to_state(&self, value: &str) -> bool {
-        let own =
-            |text: &str| text.split([',', '=', ':']).any(|part| part.starts_with('/') && self.is_the_agents(part));
+        let own = |text: &str| {
+            let text = text.replace('\\', "");
+            text.split([',', '=', ':']).any(|part| below(&clean(&format!("/{part}")), &self.state).is_some())
+        };
+        // Compose writes the project's folder in front of `${X}`.
+        let value = below(value, &self.project).filter(|rest| rest.starts_with('$')).unwrap_or(value);
         own(value) || both(value).iter().any(|text| own(text))
     }
 
@@ -413,6 +447,18 @@ struct Resolved {
 struct ResolvedService {
     #[serde(default)]
     volumes: Vec<ResolvedMount>,
+    #[serde(default)]
+    scale: Value,
+    #[serde(default)]
+    deploy: Value,
+}
+
+impl ResolvedService {
+    /// Whether it has containers.
+    fn runs(&self) -> bool {
+        let replicas = self.deploy.get("replicas").unwrap_or(&Value::Null);
+        count(if self.scale.is_null() { replicas } else { &self.scale }) != Some(0)
+    }
 }
 
 #[derive(Deserialize)]
@@ -435,36 +481,32 @@ struct ResolvedFile {
     file: Option<String>,
 }
 
-/// Looks where the mounts of a complete release lead, by what Compose says of it with every variable filled in. `open`
-/// is [`Model::open`]: what was seen before is fine now.
+/// Looks where the mounts of a complete release lead, by what Compose says of it with every variable filled in.
 ///
 /// # Errors
-/// `COMPOSE_REFUSED`, without a value in it, if a variable leads into the state directory, or to what Compose itself
-/// reads, writable; `COMPOSE_INVALID` for what is no such answer.
-pub fn check_resolved(
-    json: &[u8],
-    bundle: &Bundle,
-    project_dir: &str,
-    state_dir: &str,
-    open: bool,
-) -> Result<(), Refusal> {
+/// `COMPOSE_INVALID` (it comes after a lease, so it is no refusal of contract §3), without a value in it, if one leads
+/// into the state directory, or to what Compose itself reads and is not read-only; also for what is no such answer.
+pub fn check_resolved(json: &[u8], bundle: &Bundle, project_dir: &str, state_dir: &str) -> Result<(), Refusal> {
+    let refused = |what: String| Refusal::new(Code::ComposeInvalid, what);
     // Its words could quote a value.
-    let no_json = |_| Refusal::new(Code::ComposeInvalid, "`docker compose config` gave no JSON of a project");
+    let no_json = |_| refused("`docker compose config` gave no JSON of a project".to_owned());
     let resolved: Resolved = serde_json::from_slice(json).map_err(no_json)?;
     let ground = Ground::new(bundle, project_dir, state_dir);
     let into = |key: String| {
         Err(refused(format!("{key}: with the value of its variable it leads into the agent's state directory")))
     };
-    for (name, service) in &resolved.services {
+    // `config` writes each `$` so that it can be read again.
+    let plain = |text: &str| text.replace("$$", "$");
+    for (name, service) in resolved.services.iter().filter(|(_, service)| service.runs()) {
         for (index, mount) in service.volumes.iter().enumerate() {
             let (Some(source), "bind") = (&mount.source, mount.kind.as_str()) else { continue };
-            let key = format!("services.{name}.volumes[{index}]");
-            if ground.is_the_agents(source) {
+            let (key, source) = (format!("services.{name}.volumes[{index}]"), clean(&plain(source)));
+            if ground.is_the_agents(&source) {
                 return into(key);
             }
-            let path = below(&clean(source), &ground.project).map(|path| Place::Bundle(path.to_owned()));
-            if !open && path.is_some_and(|place| ground.opens(&place, mount.read_only)) {
-                let why = "with the value of its variable it is what Compose reads of this release, writable: write the path out, or add `:ro`";
+            if !mount.read_only && below(&source, &ground.project).is_some_and(|path| ground.decides(path)) {
+                let why =
+                    "it is what Compose itself reads of this release, and writable: add `:ro` (`read_only: true`)";
                 return Err(refused(format!("{key}: {why}")));
             }
         }
@@ -472,13 +514,13 @@ pub fn check_resolved(
     for (name, volume) in &resolved.volumes {
         let options = volume.iter().flat_map(|volume| &volume.driver_opts);
         let mut values = options.filter_map(|(_, value)| value.as_str());
-        if values.any(|value| ground.option_leads_to_state(value)) {
+        if values.any(|value| ground.option_leads_to_state(&plain(value))) {
             return into(format!("volumes.{name}.driver_opts"));
         }
     }
     for (kind, all) in [("configs", &resolved.configs), ("secrets", &resolved.secrets)] {
         for (name, definition) in all {
-            if definition.file.as_ref().is_some_and(|file| ground.is_the_agents(file)) {
+            if definition.file.as_ref().is_some_and(|file| ground.is_the_agents(&plain(file))) {
                 return into(format!("{kind}.{name}.file"));
             }
         }
@@ -578,14 +620,17 @@ fn variables(text: &str) -> Vec<String> {
 
 /// `scale` goes before `deploy.replicas`, as in Compose.
 fn scale(service: &Value) -> u32 {
-    let number = |value: &Value| match value {
+    let replicas = || service.get("deploy").and_then(|deploy| deploy.get("replicas"));
+    service.get("scale").or_else(replicas).and_then(count).unwrap_or(1)
+}
+
+fn count(value: &Value) -> Option<u32> {
+    match value {
         Value::Number(n) => n.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         // A quoted number, or a variable.
         Value::String(text) => text.parse().ok(),
         _ => None,
-    };
-    let replicas = || service.get("deploy").and_then(|deploy| deploy.get("replicas"));
-    service.get("scale").or_else(replicas).and_then(number).unwrap_or(1)
+    }
 }
 
 pub(super) fn entries(value: Option<&Value>) -> impl Iterator<Item = (&String, &Value)> {
@@ -717,7 +762,9 @@ mod tests {
         assert_eq!(model.services["web"].mounted, ["conf"]);
         assert!(model.warnings[0].contains("variable"));
         let model = model_in(DIR, &usual(), bind("/state/releases/r/${DATA}/y")).unwrap();
-        assert_eq!((model.services["web"].mounts.as_ref(), model.warnings.as_slice()), (None, [].as_slice()));
+        let [warning] = &model.warnings[..] else { panic!("{:?}", model.warnings) };
+        assert!(warning.contains("mounts \"${DATA}/y\": a variable decides where that is"), "{warning}");
+        assert_eq!(model.services["web"].mounts.as_ref(), None);
         assert!(model.demands.iter().all(|demand| demand.what.starts_with("mounts \"${DATA}/y\": a variable")));
     }
 
@@ -855,12 +902,18 @@ mod tests {
             json!({"mountpoint": "/srv/../state"}),
             json!({"type": "none", "o": "bind", "device": "/${Z:-state}"}),
             json!({"type": "ext4", "device": "/state/image", "o": "loop"}),
+            json!({"type": "overlay", "device": "overlay", "o": "lowerdir=/srv:state/docker"}),
+            json!({"type": "overlay", "device": "overlay", "o": "lowerdir=/sta\\te/docker"}),
+            json!({"type": "overlay", "device": "overlay", "o": "lowerdir=x/../state:/srv"}),
+            json!({"type": "overlay", "device": "overlay", "o": "lowerdir=/state/releases/r/conf"}),
         ] {
             assert_eq!(of(opts.clone()).unwrap_err().code, Code::ComposeRefused, "{opts}");
         }
         assert!(of(json!({"type": "nfs", "o": "addr=h", "device": ":/state"})).is_ok());
         assert!(of(json!({"type": "none", "o": "bind", "device": "${D}"})).unwrap().decided);
         assert!(!of(json!({"type": "none", "o": "bind", "device": "/statement"})).unwrap().decided);
+        // As Compose tells of `device: ${D}`.
+        assert!(of(json!({"type": "none", "o": "x", "device": format!("{DIR}/${{D}}")})).is_ok());
     }
 
     #[test]
@@ -873,52 +926,97 @@ mod tests {
 
     #[test]
     fn where_a_mount_leads_is_looked_at_again_with_every_value() {
-        let look =
-            |project: Value, open: bool| check_resolved(project.to_string().as_bytes(), &usual(), DIR, "/state", open);
+        let look = |project: Value| check_resolved(project.to_string().as_bytes(), &usual(), DIR, "/state");
         let mount = |source: &str, read_only: bool| {
             let mount = json!({"type": "bind", "source": source, "target": "/secret-target", "read_only": read_only});
             json!({"services": {"web": {"environment": {"A": null, "B": 1}, "volumes": [{"type": "volume", "source": "v"}, mount]}}})
         };
         for into in ["/state/token.json", "/state", "/x/../state/docker", "/state/releases/other/.env"] {
-            let refusal = look(mount(into, true), true).unwrap_err();
-            assert_eq!(refusal.code, Code::ComposeRefused);
+            let refusal = look(mount(into, true)).unwrap_err();
+            assert_eq!(refusal.code, Code::ComposeInvalid);
             let says = "services.web.volumes[1]: with the value of its variable";
             assert!(refusal.detail.starts_with(says) && !refusal.detail.contains(into), "{refusal}");
         }
         for fine in ["/srv", "/statement", "/state/releases/r/conf", "/state/releases/r/nothing", "/"] {
-            assert_eq!(look(mount(fine, false), false), Ok(()), "{fine}");
+            assert_eq!(look(mount(fine, false)), Ok(()), "{fine}");
         }
-        for compose in [DIR, "/state/releases/r/compose.yaml", "/state/releases/r/.env"] {
-            let all = [(true, false), (false, true), (false, false)];
-            let fine = all.map(|(read_only, open)| look(mount(compose, read_only), open).is_ok());
-            assert_eq!(fine, [true, true, false], "{compose}");
+        for compose in [DIR, "/state/releases/r/compose.yaml", "/state/releases/r/x/../.env"] {
+            assert_eq!(look(mount(compose, true)), Ok(()), "{compose}");
+            let refusal = look(mount(compose, false)).unwrap_err();
+            assert_eq!(refusal.code, Code::ComposeInvalid);
+            assert!(refusal.detail.contains("writable: add `:ro`"), "{refusal}");
         }
         for other in [
             json!({"volumes": {"v": {"driver_opts": {"device": "/state"}}, "w": null}}),
+            json!({"volumes": {"v": {"driver_opts": {"device": DIR}}}}),
             json!({"secrets": {"s": {"file": "/state/token.json"}}}),
             json!({"configs": {"s": {"file": "/state/token.json"}}}),
         ] {
-            assert_eq!(look(other.clone(), true).unwrap_err().code, Code::ComposeRefused, "{other}");
+            assert_eq!(look(other.clone()).unwrap_err().code, Code::ComposeInvalid, "{other}");
         }
-        let nothing = check_resolved(b"secret", &usual(), DIR, "/state", true).unwrap_err();
+        let nothing = check_resolved(b"secret", &usual(), DIR, "/state").unwrap_err();
         assert!(nothing.code == Code::ComposeInvalid && !nothing.detail.contains("secret"));
     }
 
     #[test]
-    fn a_release_is_open_if_a_service_may_write_what_compose_reads_of_it() {
-        let bundle =
-            bundle(json!({"compose.yaml": "include: [inc/a.yaml]", "inc/a.yaml": "services: {}", "conf/a": "1"}));
-        let open = |source: &str, read_only: Value| {
-            let volume =
-                json!({"type": "bind", "source": format!("{DIR}{source}"), "target": "/t", "read_only": read_only});
-            model_in(DIR, &bundle, json!({ "volumes": [volume] })).unwrap().open
+    fn a_service_without_containers_is_not_looked_at_again() {
+        let look = |more: Value| {
+            let mut web = json!({"volumes": [{"type": "bind", "source": "/state", "target": "/t"}]});
+            web.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let project = json!({"services": {"web": web}});
+            check_resolved(project.to_string().as_bytes(), &usual(), DIR, "/state").is_ok()
         };
-        for place in ["", "/.", "/compose.yaml", "/inc", "/inc/a.yaml"] {
-            let given =
-                [json!(false), json!(null), json!("${RO}"), json!(true)].map(|read_only| open(place, read_only));
-            assert_eq!(given, [true, true, true, false], "{place}");
+        for none in
+            [json!({"scale": 0}), json!({"deploy": {"replicas": 0}}), json!({"scale": 0, "deploy": {"replicas": 1}})]
+        {
+            assert!(look(none.clone()), "{none}");
         }
-        assert!(!open("/conf", json!(false)) && !open("/conf/a", json!(false)));
+        for some in [
+            json!({}),
+            json!({"scale": 1, "deploy": {"replicas": 0}}),
+            json!({"deploy": {"replicas": null}}),
+            json!({"deploy": null}),
+        ] {
+            assert!(!look(some.clone()), "{some}");
+        }
+    }
+
+    #[test]
+    fn a_dollar_in_a_name_is_written_twice_and_looked_at_once() {
+        let bundle = bundle(json!({"compose.yaml": "include: [a$b.yaml]", "c": "3"}));
+        let look = |source: &str| {
+            let mount = json!({"type": "bind", "source": source, "target": "/t"});
+            let project = json!({"services": {"web": {"volumes": [mount]}}});
+            check_resolved(project.to_string().as_bytes(), &bundle, DIR, "/s$tate").is_ok()
+        };
+        assert!(!look("/s$$tate/token.json") && look("/other$$/token.json"));
+    }
+
+    #[test]
+    fn a_mount_through_which_compose_itself_could_be_changed_is_closed() {
+        let bundle = bundle(json!({
+            "compose.yaml": "include: [inc/a.yaml]\nservices: {w: {env_file: e/w.env, label_file: [l/w]}}",
+            "inc/a.yaml": "services: {}", "conf/a": "1", "e/w.env": "", "l/w": "", "c": "3",
+        }));
+        let closed = |source: &str, read_only: Value| {
+            let volume = json!({
+                "type": "bind", "source": format!("{DIR}{source}"), "target": "/${T}/", "read_only": read_only,
+                "bind": {"selinux": "z"},
+            });
+            let model = model_in(DIR, &bundle, json!({ "volumes": [volume] })).unwrap();
+            let told = model.warnings.iter().any(|warning| warning.contains("so it is mounted read-only"));
+            assert_eq!(told, !model.closed.is_empty(), "{:?}", model.warnings);
+            model.closed
+        };
+        for place in ["", "/.", "/compose.yaml", "/inc", "/inc/a.yaml", "/e", "/l/w"] {
+            for writable in [json!(false), json!(null), json!("${RO}")] {
+                let path = clean(place).trim_start_matches('/').to_owned();
+                let one = Closed { target: "/${T}/".to_owned(), path, bind: Some(json!({"selinux": "z"})) };
+                assert_eq!(closed(place, writable), BTreeMap::from([("web".to_owned(), vec![one])]), "{place}");
+            }
+            assert_eq!(closed(place, json!(true)), BTreeMap::new(), "{place}");
+        }
+        assert!(closed("/conf", json!(false)).is_empty() && closed("/conf/a", json!(false)).is_empty());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a request says everything its driver needs, so that printing it is an honest plan.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use super::containers::Container;
 use super::failure::Refusal;
 use super::manifest::Manifest;
 use super::meta::Meta;
-use super::model::is_false;
+use super::model::{Closed, is_false};
 use super::report::Report;
 use super::state::{State, TokenSource};
 use super::{Scrubbed, Sha, Stamp};
@@ -401,9 +402,9 @@ pub struct WriteRelease {
     pub mounts: Vec<(String, String)>,
     /// The registry to log in at, and as whom; none: no credential.
     pub registry: Option<(String, String)>,
-    /// Its services may write to what Compose reads of it (`Model::open`): never again is it run as it lies there.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub open: bool,
+    /// The mounts that the override makes read-only (`Model::closed`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub closed: BTreeMap<String, Vec<Closed>>,
 }
 
 /// `docker compose config -q`.
@@ -411,12 +412,10 @@ pub struct WriteRelease {
 pub struct CheckCompose {
     /// Which staged release.
     pub sha: Sha,
-    /// Before: look where its mounts lead (`config --format json`), for a variable decides (`Model::decided`).
+    /// Before: look where its mounts lead (`config --format json`), for a variable decides (`Model::decided`), or some must
+    /// be read-only (`Model::closed`).
     #[serde(default, skip_serializing_if = "is_false")]
-    pub decided: bool,
-    /// `Model::open`: that its services may write to what Compose reads is known.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub open: bool,
+    pub look: bool,
 }
 
 /// `docker compose --progress quiet pull`.

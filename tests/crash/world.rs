@@ -77,10 +77,7 @@ pub fn bootstrap_grant() -> String {
 }
 
 /// The bundles: their names, generations, and whether they become healthy or can be pulled.
-pub const BUNDLES: [(&str, i64); 6] = [("a", 1), (OPEN, 1), ("b", 2), ("sick", 3), ("unpullable", 4), ("c", 5)];
-
-/// The bundle whose services may write to what Compose reads of it.
-pub const OPEN: &str = "open";
+pub const BUNDLES: [(&str, i64); 5] = [("a", 1), ("b", 2), ("sick", 3), ("unpullable", 4), ("c", 5)];
 
 pub fn bundle_of(sha_: &Sha) -> (&'static str, i64) {
     BUNDLES.into_iter().find(|(name, _)| sha(name) == *sha_).unwrap()
@@ -183,10 +180,7 @@ impl Driven {
                 let files = files.iter().map(|(path, content)| (path.as_str(), content.as_slice()));
                 Event::BundleStaged(store.stage_bundle(&stage.sha, files))
             }
-            Op::ReadModel(read) => {
-                let open = self.name_of(&read.sha) == OPEN;
-                Event::ModelRead(Ok(Model { services: services(), open, ..Model::default() }))
-            }
+            Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), ..Model::default() })),
             Op::LookupToken(lookup) => {
                 let (slot, ttl_s) = match lookup.token {
                     TokenName::Saved => (Slot::SavedToken, 3000),
@@ -244,11 +238,6 @@ impl Driven {
             Op::Up(up) => {
                 let dir = store.current_dir();
                 self.look_at_release(&dir, &up.sha, "brought up");
-                // From now on its services may write to it: it must be known, and never be trusted again.
-                let mark = store.dir().join("releases").join(format!(".open-{}", up.sha));
-                if self.name_of(&up.sha) == OPEN && !mark.exists() {
-                    self.world(|world| world.broken.push("an open release came up without its mark".to_owned()));
-                }
                 let env = fs::read_to_string(dir.join(".env")).unwrap_or_default();
                 self.world(|world| {
                     if !world.pulled.contains(&up.sha) {
@@ -320,9 +309,6 @@ impl Driven {
         for name in &write.variables {
             let value = self.vault.with(&Slot::Env(name.clone()), str::to_owned).unwrap();
             env.push_str(&format!("{name}={value}\n"));
-        }
-        if write.open {
-            self.store.mark_open(&write.sha)?;
         }
         self.store.write_release(&write.sha, &env, "services: {web: {labels: {monky-deployd.mounts: d1}}}\n")?;
         self.store.write_docker_config(&self.vault.with(&Slot::Registry, str::to_owned).unwrap())

@@ -31,7 +31,7 @@ pub fn docker(bin: &Path, state_dir: &Path, project: &str, get: &dyn Fn(&str) ->
     Docker::new(bin, state_dir, project, Environment::from_own(state_dir, get), Arc::new(AtomicBool::new(false)))
 }
 
-/// Writes a release as the agent does, and gives its sha.
+/// Writes a release as the agent does, with `next` pointing to it, and gives its sha.
 pub fn stage(state_dir: &Path, name: &str, files: &[(&str, &str)], labels: &[(&str, &str)]) -> Sha {
     let sha = Sha::of(name.as_bytes());
     let folder = state_dir.join("releases").join(sha.as_str());
@@ -45,12 +45,22 @@ pub fn stage(state_dir: &Path, name: &str, files: &[(&str, &str)], labels: &[(&s
         over.push_str(&format!("  {service}:\n    labels:\n      monky-deployd.mounts: {digest}\n"));
     }
     fs::write(folder.join(".monky-deployd.yaml"), if labels.is_empty() { "{}\n" } else { &over }).unwrap();
+    next(state_dir, &sha);
     sha
+}
+
+/// Points `next` at a release.
+pub fn next(state_dir: &Path, sha: &Sha) {
+    point(state_dir, "next", sha);
 }
 
 /// Points `current` at a release.
 pub fn promote(state_dir: &Path, sha: &Sha) {
-    let (link, new) = (state_dir.join("current"), state_dir.join("current.new"));
+    point(state_dir, "current", sha);
+}
+
+fn point(state_dir: &Path, link: &str, sha: &Sha) {
+    let (link, new) = (state_dir.join(link), state_dir.join(format!("{link}.new")));
     symlink(Path::new("releases").join(sha.as_str()), &new).unwrap();
     fs::rename(new, link).unwrap();
 }
@@ -252,7 +262,7 @@ configs: {c: {file: ./conf/c}}
     let bytes = docker.model(&sha, &NO_SECRET).unwrap();
     let text = String::from_utf8(bytes).unwrap();
     assert!(!text.contains("hunter2"));
-    let folder = state_dir.join("releases").join(sha.as_str()).display().to_string();
+    let folder = state_dir.join("next").display().to_string();
     let model: serde_json::Value = serde_json::from_str(&text).unwrap();
     let expected = serde_json::json!({
         "name": docker.project(),

@@ -140,6 +140,75 @@ fn a_rollback_brings_the_old_files_back() {
 }
 
 #[test]
+fn what_compose_reads_is_read_only_to_its_containers_and_a_rollback_to_it_works() {
+    on_each(|rig| {
+        rig.set("on_unhealthy", "rollback");
+        let compose = |more: &str| {
+            format!(
+                "include: [inc/a.yaml]
+services:
+  web: {{image: '@web:1', volumes: ['.:/m', './site:/www']}}
+  slash: {{image: '@tool:1', command: [sleep, '1000'], env_file: conf/a.env, volumes: ['./conf:/m/']}}
+  long: {{image: '@tool:1', command: [sleep, '1000'], volumes: [{{type: bind, source: ./inc, target: '/m/${{T:-t}}', bind: {{propagation: private}}}}]}}
+  ext: {{extends: {{file: sub/e.yaml, service: x}}}}
+{more}"
+            )
+        };
+        let files = [
+            ("site/index.html", "page\n"),
+            ("conf/a.env", "A=1\n"),
+            (
+                "inc/a.yaml",
+                "services: {inc: {image: '@tool:1', command: [sleep, '1000'], volumes: ['./a.yaml:/m/a.yaml']}}\n",
+            ),
+            ("sub/e.yaml", "services: {x: {image: '@tool:1', command: [sleep, '1000'], volumes: ['..:/m:rw']}}\n"),
+        ];
+        let files = files.map(|(path, text)| (path, text.replace("@tool:", &rig.image("tool:"))));
+        let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
+        let good = rig.desire(&rig.simple(1, &compose(""), &files));
+        let ran = rig.tick_ends(0);
+        assert_eq!(ran.stderr.matches("so it is mounted read-only").count(), 5, "{}", ran.stderr);
+        let lies =
+            |path: &str| std::fs::read_to_string(rig.state_dir().join(format!("releases/{good}/{path}"))).unwrap();
+        let before = [lies("compose.yaml"), lies(".env"), lies(".monky-deployd.yaml")];
+        let tries = |service: &str, path: &str| {
+            let tries = format!("(echo 'services: {{}}' >>{path}; rm -f {path}; mount -o remount,rw /m) 2>&1; true");
+            let says = String::from_utf8(rig.shell(service, &tries)).unwrap();
+            assert!(
+                says.contains("Read-only file system") || says.contains("resource busy"),
+                "{service} {path}: {says}"
+            );
+        };
+        for (service, path) in [
+            ("web", "/m/compose.yaml"),
+            ("web", "/m/.env"),
+            ("web", "/m/.monky-deployd.yaml"),
+            ("web", "/m/new"),
+            ("slash", "/m/a.env"),
+            ("long", "/m/t/a.yaml"),
+            ("inc", "/m/a.yaml"),
+            ("ext", "/m/compose.yaml"),
+        ] {
+            tries(service, path);
+        }
+        assert_eq!([lies("compose.yaml"), lies(".env"), lies(".monky-deployd.yaml")], before);
+        // Its other options are kept, and what Compose does not read stays writable.
+        let long =
+            rig.docker_says(&["inspect", "-f", "{{range .Mounts}}{{.RW}} {{.Propagation}}{{end}}", &rig.id("long")]);
+        assert_eq!(long, "false private");
+        rig.shell("web", "echo more >>/www/index.html");
+        // The others mount the whole bundle, which the second one changes.
+        let lives = ["slash", "long", "inc"].map(|service| rig.life(service));
+
+        rig.desire(&rig.simple(2, &compose("  job: {image: '@tool:1', command: ['false']}\n"), &files));
+        rig.tick_fails("UNHEALTHY");
+        assert_eq!(rig.report()["rolled_back"], json!(true));
+        assert_eq!(["slash", "long", "inc"].map(|service| rig.life(service)), lives, "nothing of it changed");
+        tries("web", "/m/compose.yaml");
+    });
+}
+
+#[test]
 fn a_release_goes_when_nothing_needs_it_and_stays_while_a_container_mounts_it() {
     on_one(|rig| {
         rig.set("keep_releases", "2");

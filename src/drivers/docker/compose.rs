@@ -3,7 +3,8 @@
 //! Invariant: a call names project, folder, files and `.env` itself; nothing is left to what Compose would find.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use zeroize::Zeroizing;
@@ -25,7 +26,8 @@ pub const OVERRIDE: &str = ".monky-deployd.yaml";
 /// Which release folder a call is about.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
-    /// A release before its promotion, by its real path.
+    /// A release before its promotion, by the link `next`: as deep as `current`, so that a path that climbs leads to
+    /// the same place from both.
     Staged(&'a Sha),
     /// The promoted release, by the path that stays the same from release to release.
     Current,
@@ -33,23 +35,37 @@ pub enum Place<'a> {
 
 impl Docker {
     /// The folder as Compose is told of it: sources in the model are below it.
-    pub fn folder(&self, place: Place<'_>) -> PathBuf {
-        match place {
-            Place::Staged(sha) => self.state_dir().join("releases").join(sha.as_str()),
-            Place::Current => self.state_dir().join("current"),
+    ///
+    /// # Errors
+    /// When `next` is not the release that is meant.
+    fn folder(&self, place: Place<'_>, scrub: &dyn Scrub) -> Result<PathBuf, RunFault> {
+        let Place::Staged(sha) = place else { return Ok(self.state_dir().join("current")) };
+        let next = self.state_dir().join("next");
+        if fs::read_link(&next).is_ok_and(|target| target == Path::new("releases").join(sha.as_str())) {
+            return Ok(next);
         }
+        let words = format!("{} does not point to release {}, which was to be staged", next.display(), sha.short());
+        Err(RunFault::Failed { status: None, words: Scrubbed::new(scrub, &words), disk_full: false })
     }
 
     /// `compose -p … --project-directory … -f … -f … --env-file …` and then `verb`.
-    pub(super) fn compose_args(&self, place: Place<'_>, verb: &[&str]) -> Vec<OsString> {
-        let folder = self.folder(place);
+    ///
+    /// # Errors
+    /// When `next` is not the release that is meant.
+    pub(super) fn compose_args(
+        &self,
+        place: Place<'_>,
+        verb: &[&str],
+        scrub: &dyn Scrub,
+    ) -> Result<Vec<OsString>, RunFault> {
+        let folder = self.folder(place, scrub)?;
         let mut args: Vec<OsString> = vec!["compose".into(), "-p".into(), self.project().into()];
         args.extend(["--project-directory".into(), folder.clone().into_os_string()]);
         args.extend(["-f".into(), folder.join("compose.yaml").into_os_string()]);
         args.extend(["-f".into(), folder.join(OVERRIDE).into_os_string()]);
         args.extend(["--env-file".into(), folder.join(".env").into_os_string()]);
         args.extend(verb.iter().map(OsString::from));
-        args
+        Ok(args)
     }
 
     /// What Compose makes of a staged file, variables not filled in, as JSON. The override must be there, if only as
@@ -58,7 +74,7 @@ impl Docker {
     /// # Errors
     /// When Compose refuses it, or its model is larger than 32 MiB.
     pub fn model(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Vec<u8>, RunFault> {
-        let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json", "--no-interpolate"]);
+        let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json", "--no-interpolate"], scrub)?;
         let call = Call { stdout: Keep::First(MODEL_CAP), ..Call::new(args, DEADLINE) };
         let output = self.succeed(&call, scrub)?;
         if output.stdout.cut {
@@ -74,7 +90,7 @@ impl Docker {
     /// # Errors
     /// When Compose refuses it, or it is larger than 32 MiB.
     pub fn resolved(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Zeroizing<Vec<u8>>, RunFault> {
-        let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json"]);
+        let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json"], scrub)?;
         let call = Call { stdout: Keep::First(MODEL_CAP), ..Call::new(args, DEADLINE) };
         let output = self.succeed(&call, scrub)?;
         if output.stdout.cut {
@@ -90,8 +106,8 @@ impl Docker {
     /// # Errors
     /// When Compose refuses it, or a variable is not set.
     pub fn check(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<(), RunFault> {
-        let output =
-            self.succeed(&Call::new(self.compose_args(Place::Staged(sha), &["config", "-q"]), DEADLINE), scrub)?;
+        let args = self.compose_args(Place::Staged(sha), &["config", "-q"], scrub)?;
+        let output = self.succeed(&Call::new(args, DEADLINE), scrub)?;
         let unset = unset_variables(output.stderr.text().as_bytes());
         if unset.is_empty() {
             return Ok(());

@@ -13,7 +13,7 @@ impl Docker {
     /// # Errors
     /// With the registry's own words.
     pub fn pull(&self, request: &Pull, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
-        let args = self.compose_args(Place::Staged(&request.sha), &["--progress", "quiet", "pull"]);
+        let args = self.compose_args(Place::Staged(&request.sha), &["--progress", "quiet", "pull"], scrub)?;
         self.done(&Call::new(args, Duration::from_secs(request.timeout_s)), scrub)
     }
 }

@@ -33,7 +33,7 @@ impl Docker {
         let left = || until.saturating_duration_since(Instant::now());
         self.clear_leftovers(left(), scrub)?;
         let verb = ["--progress", "quiet", "up", "-d", "--remove-orphans", "--no-build", "--pull", "never"];
-        self.done(&Call::new(self.compose_args(Place::Current, &verb), left()), scrub)
+        self.done(&Call::new(self.compose_args(Place::Current, &verb, scrub)?, left()), scrub)
     }
 
     /// Removes what an interrupted `up` left: `<12 hex>_project-service-1`, made to replace another and never started.

@@ -74,7 +74,8 @@ pub(super) fn write_new(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) -
     disk::new_file(disk, path, bytes, mode).doing("write", path)
 }
 
-/// The content of a file of at most `max` bytes; none if there is none. Links are not followed.
+/// The content of a file of at most `max` bytes; none if there is none. Links are not followed, and what is no file (a
+/// pipe, a device) is not read.
 pub(super) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Fail> {
     // Not to wait for a writer, should someone have put a pipe here.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -82,6 +83,9 @@ pub(super) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Fail> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.doing("read", path)?,
     };
+    if !file.metadata().doing("look at", path)?.is_file() {
+        return refuse("read", path, "it is no file");
+    }
     let mut bytes = Vec::new();
     file.take(max.saturating_add(1)).read_to_end(&mut bytes).doing("read", path)?;
     if bytes.len() as u64 > max {

@@ -1,13 +1,11 @@
-//! `releases/<sha>` and `current`.
+//! `releases/<sha>`, `current` and `next`.
 //!
-//! Invariant: a folder named by a sha was complete and on disk before it got that name, and `current` points to such a
-//! folder at every moment. No name from a bundle leads out of its folder.
+//! Invariant: a folder named by a sha was complete and on disk before it got that name, and `current` and `next` point to
+//! such a folder at every moment. No name from a bundle leads out of its folder, and nothing of a release's is waited for,
+//! followed or read without end, whatever a container put in its place.
 //!
 //! The state directory is closed to others (0700), but what is *in* a release is 0755 and 0644: services mount these
 //! files, and a container's user is not ours. `.env` and the override, which nothing mounts, are 0600.
-//!
-//! A release whose services may write to what Compose reads of it is marked, beside its folder, where no container sees
-//! it: it is never run as it lies there, but unpacked anew, into a folder that nobody has mounted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,6 +17,7 @@ use zeroize::Zeroizing;
 use super::Store;
 use super::disk::{self, Disk};
 use super::files::{self, Doing, Fail, TEMP, refuse};
+use crate::effects::bundle::COMPOSE;
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::{Sha, StoreFault};
 
@@ -26,8 +25,6 @@ use crate::effects::{Sha, StoreFault};
 pub const ENV: &str = ".env";
 /// The generated override of a release.
 pub const OVERRIDE: &str = ".monky-deployd.yaml";
-/// How the mark of an open release begins; its sha follows.
-const OPEN: &str = ".open-";
 /// What stands in the override until it is generated.
 const EMPTY_OVERRIDE: &str = "# staged; not complete yet\nservices: {}\n";
 /// More than a bundle's file may have.
@@ -44,6 +41,12 @@ impl Store {
         self.dir.join("current")
     }
 
+    /// The path by which Compose is told of a release before its promotion: as deep as `current`, so that what climbs out
+    /// of one leads where it leads out of the other.
+    pub fn next_dir(&self) -> PathBuf {
+        self.dir.join("next")
+    }
+
     pub(super) fn releases(&self) -> PathBuf {
         self.dir.join("releases")
     }
@@ -54,49 +57,31 @@ impl Store {
         Ok(shas.filter(|sha| is_real_dir(&self.release_dir(sha))).collect())
     }
 
-    /// The releases that could be brought up as they are: staged, completed with their secrets, and not open.
+    /// The releases that could be brought up as they are: staged, and completed with their secrets.
     pub(super) fn complete(&self) -> Result<Vec<Sha>, Fail> {
         let complete = |sha: &Sha| {
-            let text = fs::read(self.release_dir(sha).join(OVERRIDE));
-            text.is_ok_and(|text| text != EMPTY_OVERRIDE.as_bytes())
+            let dir = self.release_dir(sha);
+            let text = files::read(&dir.join(OVERRIDE), MAX_FILE).ok().flatten();
+            text.is_some_and(|text| text != EMPTY_OVERRIDE.as_bytes())
+                && [ENV, COMPOSE].iter().all(|name| is_file(&dir.join(name)))
         };
-        Ok(self.staged()?.into_iter().filter(|sha| complete(sha) && !self.is_open(sha)).collect())
-    }
-
-    fn open_mark(&self, sha: &Sha) -> String {
-        format!("{OPEN}{sha}")
-    }
-
-    /// Its services may have written to what Compose reads of it.
-    fn is_open(&self, sha: &Sha) -> bool {
-        // What cannot be looked at may be there.
-        let mark = fs::symlink_metadata(self.releases().join(self.open_mark(sha)));
-        !mark.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-    }
-
-    /// Removes the marks whose releases are gone.
-    fn forget_marks(&self) -> Result<(), Fail> {
-        let releases = self.releases();
-        let marks: Vec<String> = files::names(&releases)?.into_iter().filter(|name| name.starts_with(OPEN)).collect();
-        let gone = |mark: &&String| mark.strip_prefix(OPEN).is_none_or(|sha| !is_real_dir(&releases.join(sha)));
-        let needless: Vec<&String> = marks.iter().filter(gone).collect();
-        if !needless.is_empty() {
-            // Before: a release that a loss of power brings back must not come without its mark.
-            files::sync_dir(self.disk(), &releases)?;
-        }
-        needless.into_iter().try_for_each(|mark| files::remove(self.disk(), &releases, mark).map(drop))
+        Ok(self.staged()?.into_iter().filter(complete).collect())
     }
 
     /// The release that `current` points to, if it is one of ours and there.
     pub(super) fn current(&self) -> Option<Sha> {
-        let target = fs::read_link(self.current_dir()).ok()?;
+        self.pointed_to(&self.current_dir())
+    }
+
+    fn pointed_to(&self, link: &Path) -> Option<Sha> {
+        let target = fs::read_link(link).ok()?;
         let sha = Sha::try_from(target.strip_prefix("releases").ok()?.to_str()?.to_owned()).ok()?;
         is_real_dir(&self.release_dir(&sha)).then_some(sha)
     }
 
     /// Unpacks a bundle into `releases/<sha>`, with an empty `.env` and an override that changes nothing. A folder that
     /// holds just these files already is kept as it is; one that differs is replaced in one step, and keeps its `.env` and
-    /// override (it may be the current one). Of an open one nothing is kept: Compose reads these two as well.
+    /// override (it may be the current one). `next` points to it then.
     pub fn stage_bundle<'a>(
         &self,
         sha: &Sha,
@@ -108,24 +93,18 @@ impl Store {
             for (path, _) in &bundle {
                 safe_parts(path)?;
             }
-            let open = self.is_open(sha);
-            if is_real_dir(&target) && !open && holds(&target, &bundle) {
-                return Ok(());
+            if is_real_dir(&target) && holds(&target, &bundle) {
+                return self.point(&self.next_dir(), sha);
             }
             let disk = self.disk();
             let temp = files::free_name(disk, &self.releases().join(format!("{TEMP}{}", sha.short())))?;
-            let done = build(disk, &temp, &bundle, (!open).then_some(&*target))
-                .and_then(|()| put_in_place(disk, &temp, &target));
+            let done = build(disk, &temp, &bundle, &target).and_then(|()| put_in_place(disk, &temp, &target));
             // After an exchange the old folder has the temporary name. If it can't be removed now, the next tick sweeps.
             let _ = files::remove_any(disk, &temp);
             done?;
-            files::sync_dir(disk, &self.releases())
+            files::sync_dir(disk, &self.releases())?;
+            self.point(&self.next_dir(), sha)
         })
-    }
-
-    /// Marks a release as open, before it is completed: from the moment that it can be run, it is known.
-    pub fn mark_open(&self, sha: &Sha) -> Result<(), StoreFault> {
-        self.writing(|| files::write(self.disk(), &self.releases(), &self.open_mark(sha), b""))
     }
 
     /// Completes a staged release.
@@ -139,8 +118,10 @@ impl Store {
 
     /// The values that the releases on disk were completed with, by variable: whatever runs here may still say them.
     pub fn values_of_releases(&self) -> Vec<(String, Zeroizing<String>)> {
-        let read =
-            |sha: &Sha, name: &str| fs::read_to_string(self.release_dir(sha).join(name)).ok().map(Zeroizing::new);
+        let read = |sha: &Sha, name: &str| {
+            let bytes = files::read(&self.release_dir(sha).join(name), MAX_FILE).ok().flatten()?;
+            String::from_utf8(bytes).ok().map(Zeroizing::new)
+        };
         let mut values = Vec::new();
         for sha in self.staged().unwrap_or_default() {
             let Some(env) = read(&sha, ENV) else { continue };
@@ -155,21 +136,31 @@ impl Store {
 
     /// Points `current` at a release, in one step.
     pub fn promote(&self, sha: &Sha) -> Result<(), StoreFault> {
-        let (dir, link) = (self.release_dir(sha), self.current_dir());
+        let dir = self.release_dir(sha);
         self.writing(|| {
             if !is_real_dir(&dir) {
                 return refuse("promote", &dir, "no such release; it must be staged first");
             }
-            if is_real_dir(&link) {
-                return refuse("replace", &link, "it must be a link, but is a directory: move it away");
-            }
-            let temp = self.dir.join(format!("{TEMP}current-{}", sha.short()));
-            let disk = self.disk();
-            files::remove_any(disk, &temp)?;
-            disk::link(disk, &temp, &Path::new("releases").join(sha.as_str())).doing("link", &temp)?;
-            disk::rename(disk, &temp, &link).doing("switch", &link)?;
-            files::sync_dir(disk, &self.dir)
+            self.switch(&self.current_dir(), sha)
         })
+    }
+
+    /// Points a link at a release, if it does not yet.
+    fn point(&self, link: &Path, sha: &Sha) -> Result<(), Fail> {
+        if self.pointed_to(link).as_ref() == Some(sha) { Ok(()) } else { self.switch(link, sha) }
+    }
+
+    fn switch(&self, link: &Path, sha: &Sha) -> Result<(), Fail> {
+        if is_real_dir(link) {
+            return refuse("replace", link, "it must be a link, but is a directory: move it away");
+        }
+        let name = link.file_name().unwrap_or_default().display();
+        let temp = self.dir.join(format!("{TEMP}{name}-{}", sha.short()));
+        let disk = self.disk();
+        files::remove_any(disk, &temp)?;
+        disk::link(disk, &temp, &Path::new("releases").join(sha.as_str())).doing("link", &temp)?;
+        disk::rename(disk, &temp, link).doing("switch", link)?;
+        files::sync_dir(disk, &self.dir)
     }
 
     /// Removes every release but those to keep and the current one, and what dead ticks left unfinished.
@@ -181,13 +172,16 @@ impl Store {
             if current.is_none() && fs::symlink_metadata(self.current_dir()).is_ok() {
                 return refuse("read", &self.current_dir(), "it is no link to a release; nothing was removed");
             }
-            for sha in self.staged()?.iter().filter(|sha| !keep.contains(sha) && Some(*sha) != current.as_ref()) {
+            let going = |sha: &Sha| !keep.contains(sha) && Some(sha) != current.as_ref();
+            if self.pointed_to(&self.next_dir()).is_none_or(|sha| going(&sha)) {
+                files::remove(self.disk(), &self.dir, "next")?;
+            }
+            for sha in self.staged()?.iter().filter(|sha| going(sha)) {
                 // A folder that is half removed must not look like a release.
                 let going = files::free_name(self.disk(), &self.releases().join(format!("{TEMP}old-{sha}")))?;
                 let dir = self.release_dir(sha);
                 disk::rename(self.disk(), &dir, &going).doing("remove", &dir)?;
             }
-            self.forget_marks()?;
             self.sweep().into_iter().next().map_or(Ok(()), Err)
         })
     }
@@ -196,6 +190,11 @@ impl Store {
 /// Whether this is a directory itself, not a link to one.
 fn is_real_dir(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+/// Whether this is a file itself, not a link to one.
+fn is_file(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
 }
 
 /// The parts of a bundle's path. Bundles are checked when they are read; this is the second lock on the same door.
@@ -213,7 +212,7 @@ fn safe_parts(path: &str) -> Result<Vec<&str>, Fail> {
 }
 
 /// Writes a whole release into a new folder, and to the disk.
-fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: Option<&Path>) -> Result<(), Fail> {
+fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: &Path) -> Result<(), Fail> {
     disk::make_dir(disk, dir).doing("make the folder", dir)?;
     // Deepest last: a folder's names are synced after all of them are there.
     let mut folders = BTreeSet::from([dir.to_owned()]);
@@ -231,7 +230,7 @@ fn build(disk: &dyn Disk, dir: &Path, bundle: &[(&str, &[u8])], old: Option<&Pat
         files::write_new(disk, &at.join(name), content, 0o644)?;
     }
     for (name, fallback) in [(ENV, ""), (OVERRIDE, EMPTY_OVERRIDE)] {
-        let kept = old.and_then(|old| files::read(&old.join(name), MAX_FILE).ok().flatten());
+        let kept = files::read(&old.join(name), MAX_FILE).ok().flatten();
         let kept = kept.map(zeroize::Zeroizing::new);
         files::write_new(disk, &dir.join(name), kept.as_deref().map_or(fallback.as_bytes(), Vec::as_slice), 0o600)?;
     }
@@ -271,7 +270,8 @@ fn holds(dir: &Path, bundle: &[(&str, &[u8])]) -> bool {
     if list(dir, "", &mut there).is_err() {
         return false;
     }
-    let ours = [ENV, OVERRIDE].iter().all(|name| there.remove(*name));
+    // Compose reads these two next, and waits for a pipe.
+    let ours = [ENV, OVERRIDE].iter().all(|name| there.remove(*name) && is_file(&dir.join(name)));
     let same = |(path, content): &(&str, &[u8])| {
         let found = files::read(&dir.join(path), MAX_FILE);
         there.remove(*path) && matches!(found, Ok(Some(found)) if found == *content)

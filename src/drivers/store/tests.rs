@@ -443,50 +443,62 @@ fn a_staged_bundle_is_readable_to_containers_and_its_env_is_not() {
 }
 
 #[test]
-fn an_open_release_is_never_run_as_it_lies_there_and_is_unpacked_anew() {
+fn next_points_to_what_was_staged_last_and_goes_with_its_release() {
     let b = Box_::new();
     let store = b.open();
-    let (dir, releases) = (store.release_dir(&sha(1)), || store.load_state(NOW).unwrap().local.releases);
-    for open in [false, true] {
-        stage(&store, &sha(1), FILES).unwrap();
-        if open {
-            store.mark_open(&sha(1)).unwrap();
-        }
-        store.write_release(&sha(1), "A=1\n", "services: {a: {}}\n").unwrap();
-        store.promote(&sha(1)).unwrap();
-        assert_eq!(releases(), if open { vec![] } else { vec![sha(1)] });
+    let next = || b.tree().get("next").cloned();
+    for n in [1, 2, 2, 1] {
+        stage(&store, &sha(n), FILES).unwrap();
+        assert_eq!(next(), Some(format!("-> releases/{}", sha(n))));
     }
-    // A container wrote into it. The one that mounts the old folder reaches the new one no more.
-    let mounted = fs::File::open(&dir).unwrap();
-    let inode = || fs::metadata(&dir).unwrap().ino();
-    let before = inode();
-    for (name, text) in
-        [("compose.yaml", "services: {x: {privileged: true}}"), (".env", "X=1"), (OVERRIDE, "services: {}\n#")]
-    {
-        fs::write(dir.join(name), text).unwrap();
-    }
-    stage(&store, &sha(1), FILES).unwrap();
-    assert!(inode() != before && mounted.metadata().unwrap().ino() == before);
-    let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
-    let content = FILES.iter().find(|(path, _)| *path == "compose.yaml").unwrap().1;
-    assert_eq!((read("compose.yaml").as_bytes(), read(".env").as_str()), (content, ""));
-    assert!(!read(OVERRIDE).contains("{}\n#"), "{}", read(OVERRIDE));
-    // Nor is one kept that looks as it should: it may change at any moment.
-    let before = inode();
-    stage(&store, &sha(1), FILES).unwrap();
-    assert_ne!(inode(), before);
-    assert_eq!(releases(), []);
-
-    // The mark goes with its release.
-    let names = || files::names(&b.dir().join("releases")).unwrap();
-    assert_eq!(names(), [format!(".open-{}", sha(1)), sha(1).to_string()]);
-    stage(&store, &sha(2), FILES).unwrap();
     store.promote(&sha(2)).unwrap();
-    drop(store);
+    store.prune_releases(&[sha(1)]).unwrap();
+    assert_eq!(next(), Some(format!("-> releases/{}", sha(1))), "its release is kept");
+    store.prune_releases(&[]).unwrap();
+    assert_eq!((next(), b.tree()["current"].clone()), (None, format!("-> releases/{}", sha(2))));
+    // Nor is one left that points to nothing.
+    symlink("releases/gone", b.dir().join("next")).unwrap();
+    store.prune_releases(&[]).unwrap();
+    assert_eq!(next(), None);
+    fs::create_dir(b.dir().join("next")).unwrap();
+    let refused = stage(&store, &sha(1), FILES).unwrap_err();
+    assert!(refused.detail.as_str().contains("must be a link"), "{refused:?}");
+}
+
+#[test]
+fn what_a_container_put_in_a_files_place_is_neither_waited_for_nor_followed() {
+    let b = Box_::new();
     let store = b.open();
-    assert_eq!(names().len(), 3, "a new tick leaves it");
-    store.prune_releases(&[sha(2)]).unwrap();
-    assert_eq!(names(), [sha(2).to_string()]);
+    stage(&store, &sha(1), FILES).unwrap();
+    store.write_release(&sha(1), "A=\"hidden\"\n", "services: {a: {}}\n").unwrap();
+    store.promote(&sha(1)).unwrap();
+    assert_eq!(store.load_state(NOW).unwrap().local.releases, [sha(1)]);
+    let dir = store.release_dir(&sha(1));
+    let content = |name: &str| FILES.iter().find(|(path, _)| *path == name).unwrap().1;
+    let pipe = |at: &Path| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(rustix::fs::CWD, at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    };
+    let endless = |at: &Path| symlink("/dev/zero", at).unwrap();
+    let puts: [&dyn Fn(&Path); 2] = [&pipe, &endless];
+    for put in puts {
+        for name in [OVERRIDE, ".env", "compose.yaml"] {
+            fs::remove_file(dir.join(name)).unwrap();
+            put(&dir.join(name));
+            assert_eq!(store.load_state(NOW).unwrap().local.releases, [], "{name}");
+            store.values_of_releases();
+            stage(&store, &sha(1), FILES).unwrap();
+            let meta = fs::symlink_metadata(dir.join(name)).unwrap();
+            assert!(meta.is_file(), "{name} is a file again");
+            assert_eq!(fs::read(dir.join("compose.yaml")).unwrap(), content("compose.yaml"));
+            store.prune_releases(&[]).unwrap();
+            store.write_release(&sha(1), "A=\"hidden\"\n", "services: {a: {}}\n").unwrap();
+            assert_eq!(store.load_state(NOW).unwrap().local.releases, [sha(1)]);
+        }
+        put(&dir.join("env.template"));
+        assert_eq!(store.values_of_releases().len(), 1, "what is there of it is known");
+        stage(&store, &sha(1), FILES).unwrap();
+    }
 }
 
 #[test]

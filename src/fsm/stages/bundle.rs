@@ -169,7 +169,7 @@ impl Flow<Bundle> {
             generation: meta.generation,
             manifest: manifest.unwrap_or_default(),
             services: model.services,
-            open: model.open,
+            closed: model.closed,
             decided: model.decided,
             on_unhealthy: meta.agent.on_unhealthy.unwrap_or(settings.on_unhealthy),
             healthy_timeout_s: meta.agent.healthy_timeout_s.unwrap_or(settings.healthy_timeout_s),

@@ -26,7 +26,7 @@ pub use token::{Purpose, Token};
 pub use up::Up;
 
 use crate::effects::manifest::{Entry, Manifest};
-use crate::effects::model::Service;
+use crate::effects::model::{Closed, Service};
 use crate::effects::state::{Cause, FailedDeploy, Goal, LastError};
 use crate::effects::{OnUnhealthy, Sha, Stamp, ValueUse};
 
@@ -83,9 +83,9 @@ pub struct Deploy {
     pub manifest: Manifest,
     /// The services it is made of.
     pub services: BTreeMap<String, Service>,
-    /// They may write to what Compose reads of the release.
+    /// The mounts of what Compose reads of the release: they become read-only.
     #[serde(default)]
-    pub open: bool,
+    pub closed: BTreeMap<String, Vec<Closed>>,
     /// A variable decides where something is mounted from.
     #[serde(default)]
     pub decided: bool,
@@ -97,8 +97,7 @@ pub struct Deploy {
 
 impl Deploy {
     /// Each service's label: the digest of the content that it mounts. A value in a mounted file counts by its secret's
-    /// version, since Compose would not see it change. An open release is unpacked anew each time, and what mounts the
-    /// old folder would mount nothing: there the attempt counts too.
+    /// version, since Compose would not see it change.
     fn labels(&self, versions: &BTreeMap<String, u64>) -> Vec<(String, String)> {
         let version_of = |name: &String| {
             let given = |entry: &&Entry| matches!(&entry.usage, ValueUse::Env(var) if var == name);
@@ -107,7 +106,7 @@ impl Deploy {
         };
         let label = |service: &Service| {
             let values = service.mounted_variables.iter().filter_map(version_of);
-            let values: String = values.chain(self.open.then(|| format!("{}\n", self.attempt.since.0))).collect();
+            let values: String = values.collect();
             let mounts = service.mounts.clone()?;
             Some(if values.is_empty() { mounts } else { Sha::of(format!("{mounts}\n{values}").as_bytes()).into() })
         };

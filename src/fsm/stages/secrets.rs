@@ -93,8 +93,8 @@ impl Flow<Secrets> {
                 let versions = versions.clone();
                 match answer!(self, event, WriteRelease) {
                     Ok(()) => {
-                        let Deploy { attempt, open, decided, .. } = &*self.stage.deploy;
-                        let check = CheckCompose { sha: attempt.sha.clone(), decided: *decided, open: *open };
+                        let Deploy { attempt, closed, decided, .. } = &*self.stage.deploy;
+                        let check = CheckCompose { sha: attempt.sha.clone(), look: *decided || !closed.is_empty() };
                         self.awaiting(Awaits::Checking(versions)).then(check)
                     }
                     Err(fault) => self.fail(faults::store(PHASE, &fault)),
@@ -197,7 +197,7 @@ impl Flow<Secrets> {
             variables: deploy.manifest.variables().map(str::to_owned).collect(),
             mounts: deploy.labels(&versions),
             registry,
-            open: deploy.open,
+            closed: deploy.closed.clone(),
         };
         self.awaiting(Awaits::Writing(versions)).then(release)
     }

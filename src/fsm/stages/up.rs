@@ -65,16 +65,9 @@ impl Up {
         let wanted = goal.on_unhealthy == OnUnhealthy::Rollback
             && goal.instead_of.is_none()
             && failure.code.class() == Class::Failed;
-        let others = core.state.good.iter().rev().filter(|good| wanted && good.sha != goal.sha);
-        let good = others.clone().find(|good| core.local.releases.contains(&good.sha)).cloned();
-        let last = others.map(|good| good.sha.clone()).next();
-        if let Some(last) = last.filter(|last| good.as_ref().is_none_or(|good| good.sha != *last)) {
-            flow.note(Note::warn(format!(
-                "{} is not brought back: it is not there any more, or its services may write to its compose.yaml",
-                last.short()
-            )));
-        }
-        let Some(good) = good else {
+        let good =
+            core.state.good.iter().rev().find(|good| good.sha != goal.sha && core.local.releases.contains(&good.sha));
+        let Some(good) = good.filter(|_| wanted).cloned() else {
             return Report::fail_seen(flow, failure, attempt, seen);
         };
         let pulled = PulledProof::of_good(&good);

@@ -186,7 +186,8 @@ fn parse(path: &Path) -> Result<Value, Refused> {
     }
 }
 
-/// Later files add to earlier ones: maps key by key, labels and environments whichever way they are written.
+/// Later files add to earlier ones: maps key by key, labels and environments whichever way they are written, mounts by
+/// where they are in the container.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -197,6 +198,11 @@ fn merge(into: &mut Value, from: Value) {
                         both.extend(pairs(&value));
                         *old = both.into_iter().map(|(name, value)| Value::String(format!("{name}={value}"))).collect();
                     }
+                    Some(Value::Array(old)) if key == "volumes" => {
+                        let more = list(&json!({ "volumes": value }), "volumes");
+                        old.retain(|old| !more.iter().any(|new| target(new) == target(old)));
+                        old.extend(more);
+                    }
                     Some(old) => merge(old, value),
                     None => {
                         into.insert(key, value);
@@ -206,6 +212,15 @@ fn merge(into: &mut Value, from: Value) {
         }
         (into, from) => *into = from,
     }
+}
+
+/// Where a mount of either form is in the container.
+fn target(mount: &Value) -> String {
+    let short = scalar(mount);
+    let mut parts = short.split(':');
+    let first = parts.next().unwrap_or_default();
+    let given = mount.get("target").and_then(Value::as_str).unwrap_or_else(|| parts.next().unwrap_or(first));
+    given.trim_end_matches('/').to_owned()
 }
 
 /// `{A: b}` or `["A=b"]`.
