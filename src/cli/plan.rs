@@ -46,8 +46,6 @@ struct Known {
     manifest: Manifest,
     /// Compose resolved the release: it is not one that an earlier tick left.
     read: bool,
-    /// It is unpacked anew, and what mounts it is made anew.
-    open: bool,
     /// The release that comes up.
     goal: Option<Goal>,
     up: bool,
@@ -156,7 +154,7 @@ impl Watch for Plan {
             Event::ModelRead(Ok(model)) => {
                 self.images = model.services.values().filter_map(|service| service.image.clone()).collect();
                 let applied = self.known.state.applied().cloned();
-                (self.known.read, self.known.open) = (true, model.open);
+                self.known.read = true;
                 self.services = fates(applied.as_ref(), &model.services);
                 self.files = mounted_changes(applied.as_ref(), &model.services);
             }
@@ -201,9 +199,6 @@ impl Plan {
                 service.variables.iter().filter(|name| changed.contains(*name)).map(String::as_str).collect();
             if *fate == Fate::Kept && !secrets.is_empty() {
                 *fate = Fate::Recreated { why: vec![format!("another version of {}", secrets.join(", "))] };
-            }
-            if *fate == Fate::Kept && self.known.open && service.mounts.is_some() {
-                *fate = Fate::Recreated { why: vec!["the bundle content that it mounts is unpacked anew".to_owned()] };
             }
             let its: Vec<&Container> = containers.iter().filter(|c| c.service == *name).collect();
             *fate = before.fate(fate.clone(), &its);
