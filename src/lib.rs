@@ -13,5 +13,6 @@ pub mod config;
 pub mod drivers;
 pub mod effects;
 pub mod fsm;
+pub mod plain;
 #[cfg(feature = "sandbox")]
 pub mod sandbox;

@@ -297,6 +297,9 @@ fn each_thing_that_breaks_is_one_failure_and_what_hangs_on_it_is_not_checked() {
     assert!(said.what("registry").contains("does not take the credential: shop/"), "{}", said.out);
     fs::write(&config, r#"{"auths":{}}"#).unwrap();
     fails(&["registry"], &[]);
+    fs::remove_file(&config).unwrap();
+    let said = check(&stand);
+    assert!(said.failed().is_empty() && said.levels["registry"] == "warning", "each deploy writes it: {}", said.out);
     fs::write(&config, right).unwrap();
 
     stand
@@ -382,11 +385,17 @@ fn a_user_that_is_not_the_agents_is_told_how_to_run_it_and_what_it_cannot_see() 
 }
 
 #[test]
-fn a_state_directory_in_which_nothing_can_be_written_fails() {
+fn a_state_directory_that_a_tick_cannot_mend_fails_and_one_that_it_mends_is_a_warning() {
     let stand = deployed();
     let dir = stand.config.state_dir.clone();
     let mode = |mode: u32| fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-    mode(0o500);
+    for mends in [0o500, 0o755, 0o666] {
+        mode(mends);
+        let said = check(&stand);
+        mode(0o700);
+        assert!(said.failed().is_empty() && said.levels["state_dir"] == "warning", "{mends:o}: {}", said.out);
+    }
+    mode(0o300);
     let said = check(&stand);
     mode(0o700);
     assert_eq!(said.failed(), ["state_dir"], "{}", said.out);

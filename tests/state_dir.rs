@@ -435,3 +435,169 @@ fn files_that_were_opened_by_hand_are_closed_by_the_next_tick_and_told() {
     let state: Value = serde_json::from_slice(&fs::read(&opened[0]).unwrap()).unwrap();
     assert_eq!(state["last_result"], "applied");
 }
+
+/// Puts something there.
+type Make = fn(&Path);
+
+fn fifo(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+#[test]
+fn nothing_waits_for_a_fifo_that_lies_where_a_file_should() {
+    let stand = new_box();
+    applied(&stand);
+    let run = |args: &[&str]| start(&stand, args).ended();
+
+    let recording = stand.config.state_dir.join("recordings/zz.jsonl");
+    fifo(&recording);
+    let ran = run(&["history", "--format", "json"]);
+    assert!(ran.status == 0 && ran.stdout.lines().count() == 1 && ran.stderr.contains("a FIFO"), "{ran:?}");
+    let ran = run(&["replay", recording.to_str().unwrap()]);
+    assert!(ran.status == 1 && ran.stderr.contains("a FIFO"), "{ran:?}");
+
+    let record = stand.dir().join("record");
+    fifo(&record);
+    let ran = run(&["tick", "--record", record.to_str().unwrap()]);
+    assert!(ran.status == 0 && ran.stderr.contains("the recording could not be written"), "{ran:?}");
+    // Not even if somebody holds the other end, and reads nothing.
+    let _held = fs::OpenOptions::new().read(true).write(true).open(&record).unwrap();
+    let ran = run(&["tick", "--record", record.to_str().unwrap()]);
+    assert!(ran.status == 0 && ran.stderr.contains("it is a FIFO (a named pipe), and no file"), "{ran:?}");
+    let ran = run(&["tick", "--record", "/dev/stdout"]);
+    assert!(ran.status == 0 && ran.stdout.contains("{\"line\":\"header\""), "{ran:?}");
+
+    let config = fs::read_to_string(stand.config_file()).unwrap();
+    let ca = stand.dir().join("ca.pem");
+    fifo(&ca);
+    let with_ca = config.replace("scheme: http\n", &format!("scheme: https\n  ca_file: {}\n", ca.display()));
+    fs::write(stand.config_file(), with_ca).unwrap();
+    for args in [&["tick"][..], &["tick", "--dry-run"], &["check"]] {
+        let ran = run(args);
+        assert!(format!("{}{}", ran.stdout, ran.stderr).contains("it is a FIFO (a named pipe)"), "{args:?} {ran:?}");
+    }
+
+    fs::remove_file(stand.config_file()).unwrap();
+    fifo(&stand.config_file());
+    let ran = run(&["config", "check"]);
+    assert!(ran.status == 78 && ran.stderr.contains("it is a FIFO (a named pipe), and no file"), "{ran:?}");
+    lock_is_free(&stand);
+}
+
+#[test]
+fn a_thing_of_the_wrong_kind_is_seen_by_check_status_and_history_and_its_remedy_helps() {
+    let stand = new_box();
+    applied(&stand);
+    let state_dir = stand.config.state_dir.clone();
+    let folder: Make = |at| fs::create_dir(at).unwrap();
+    let file: Make = |at| fs::write(at, "").unwrap();
+    let cases: [(&str, Make); 9] = [
+        ("lock", folder),
+        ("lock", fifo),
+        ("recordings", file),
+        ("outbox", file),
+        ("releases", file),
+        ("docker", file),
+        ("current", folder),
+        ("next", folder),
+        ("docker/config.json", folder),
+    ];
+    for (name, make) in cases {
+        let (at, aside) = (state_dir.join(name), state_dir.join("kept"));
+        fs::rename(&at, &aside).unwrap();
+        make(&at);
+        let told = format!("{} is ", at.display());
+        let checked = start(&stand, &["check"]).ended();
+        let remedy = format!("sudo mv {0} {0}.aside", at.display());
+        assert!(checked.status == 1 && checked.stdout.contains(&told), "{name}: {checked:?}");
+        assert!(
+            checked.stdout.contains(&remedy) && !checked.stdout.contains("install the Docker"),
+            "{name}: {checked:?}"
+        );
+        let status = start(&stand, &["status"]).ended();
+        assert!(status.status == 0 && status.stdout.contains(&format!("note        {told}")), "{name}: {status:?}");
+        assert!(!status.stdout.contains("nothing has run here yet"), "{name}: {status:?}");
+        let history = start(&stand, &["history"]).ended();
+        assert!(history.stderr.contains(&told), "{name}: {history:?}");
+        // What the remedy does.
+        fs::rename(&at, stand.dir().join("moved")).unwrap();
+        let ran = tick(&stand);
+        assert_eq!(ran.status, 0, "{name}: {ran:?}");
+        let moved = stand.dir().join("moved");
+        if moved.is_dir() { fs::remove_dir(moved) } else { fs::remove_file(moved) }.unwrap();
+        if at.is_dir() {
+            fs::remove_dir_all(&at).unwrap();
+        }
+        fs::rename(&aside, &at).unwrap();
+    }
+}
+
+#[test]
+fn a_file_or_folder_that_its_own_user_closed_to_itself_is_mended_by_the_next_tick() {
+    if !root() {
+        return;
+    }
+    let stand = new_box();
+    applied(&stand);
+    let state_dir = stand.config.state_dir.clone();
+    let copy = stand.dir().join("agent");
+    fs::copy(EXE, &copy).unwrap();
+    for dir in [stand.dir().to_owned(), stand.dir().join("bin")] {
+        fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
+    }
+    assert!(Command::new("chown").args(["-R", "4321:4321"]).arg(&state_dir).status().unwrap().success());
+    let run = |args: &[&str]| {
+        let mut command = Command::new(&copy);
+        command.env_clear().arg("--config").arg(stand.config_file()).args(args).uid(4321).gid(4321);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let cases = [
+        ("state.json", 0o600),
+        ("token.json", 0o600),
+        ("lock", 0o600),
+        ("docker/config.json", 0o600),
+        ("outbox", 0o700),
+    ];
+    for (name, right) in cases {
+        let at = state_dir.join(name);
+        fs::set_permissions(&at, Permissions::from_mode(0o000)).unwrap();
+        let (_, out, err) = run(&["check"]);
+        assert!(out.contains("WARNING  state_dir") && out.contains("the next tick mends it"), "{name}: {out} {err}");
+        let (_, out, err) = run(&["tick"]);
+        assert!(
+            err.contains(&format!("had mode 0000, closed to its own user; it is {right:04o} now")),
+            "{name}: {err}"
+        );
+        assert!(!out.contains("STAGE_FAILED"), "{name}: {out} {err}");
+        assert_eq!(fs::metadata(&at).unwrap().permissions().mode() & 0o7777, right, "{name}");
+    }
+}
+
+#[test]
+fn what_was_set_aside_is_told_by_check_until_it_is_removed_with_what_was_lost() {
+    let stand = new_box();
+    applied(&stand);
+    let state_dir = stand.config.state_dir.clone();
+    for (name, lost) in [("grant.json", "a grant that may have lived"), ("outbox/x.json", "a report: ")] {
+        fifo_in_place_of(&state_dir.join(name));
+        let said = start(&stand, &["check"]).ended();
+        assert!(said.stdout.contains("is a FIFO (a named pipe), and no file; the next tick sets it aside"), "{said:?}");
+        assert!(!said.stdout.contains("deploys again"), "{said:?}");
+        let ran = tick(&stand);
+        assert!(ran.status == 0 && ran.stderr.contains("and no file: set aside as "), "{ran:?}");
+        let said = start(&stand, &["check"]).ended();
+        assert!(said.stdout.contains("WARNING  set_aside") && said.stdout.contains(lost), "{said:?}");
+    }
+    let status = start(&stand, &["status"]).ended();
+    fs::remove_file(state_dir.join("lock")).unwrap();
+    let without = start(&stand, &["status"]).ended();
+    assert!(status.status == 0 && !without.stdout.contains("nothing has run here yet"), "{without:?}");
+}
+
+fn fifo_in_place_of(path: &Path) {
+    let _ = fs::remove_file(path);
+    fifo(path);
+}

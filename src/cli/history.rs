@@ -1,6 +1,5 @@
 //! `history`: what did it do last night, and why? From the recordings; only reads.
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::PathBuf;
 
@@ -12,12 +11,14 @@ use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::record::Line;
 use crate::drivers::replay::{Recording, notes};
+use crate::drivers::store::misfits;
 use crate::effects::failure::Code;
 use crate::effects::state::Cause;
 use crate::effects::{Effect, Event, Op, Sha, counted};
 use crate::fsm::faults::{DETAIL, clip};
 use crate::fsm::stages::cause;
 use crate::fsm::{Level, StageName};
+use crate::plain;
 
 /// One tick that did something. Its shape is in the README.
 #[derive(Debug, Serialize)]
@@ -52,11 +53,14 @@ pub fn run(config: &Config, as_json: bool) -> u8 {
             return exit::FAILED;
         }
     };
+    for misfit in misfits(&config.state_dir) {
+        eprintln!("{} {}: no tick can work until it is mended: {}", misfit.path.display(), misfit.why, misfit.remedy());
+    }
     let mut entries: Vec<Entry> = Vec::new();
     let at_work = at_work_since(&config.state_dir);
     let mut began = None;
     for file in files {
-        let read = File::open(&file).map_err(Into::into).and_then(|open| Recording::read(BufReader::new(open)));
+        let read = plain::open(&file).map_err(Into::into).and_then(|open| Recording::read(BufReader::new(open)));
         match read {
             Ok(recording) => {
                 began = Some(recording.boot.now);

@@ -9,6 +9,7 @@ use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::clock::Clock;
+use crate::drivers::store;
 use crate::effects::failure::Code;
 use crate::effects::state::{Attempts, LastError, LastResult, State, TokenSource};
 use crate::effects::{LocalFacts, Sha, Stamp};
@@ -112,8 +113,8 @@ struct AttemptStatus {
 /// Prints the status and gives the exit status.
 pub fn run(config: &Config, json: bool) -> u8 {
     let now = Clock::start().now();
-    let (store, _vault) = tick::look(&config.state_dir);
-    let loaded = match store.load_state(now) {
+    let (looked_at, _vault) = tick::look(&config.state_dir);
+    let loaded = match looked_at.load_state(now) {
         Ok(loaded) => loaded,
         Err(error) => {
             eprintln!("{error}");
@@ -121,7 +122,12 @@ pub fn run(config: &Config, json: bool) -> u8 {
         }
     };
     let mut notes = loaded.notes;
-    if !config.state_dir.join("lock").exists() {
+    // What keeps a tick from beginning is in no state and no recording.
+    notes.extend(store::misfits(&config.state_dir).iter().map(|misfit| {
+        let at = misfit.path.display();
+        format!("{at} {}: no tick can do its work until it is mended: {}", misfit.why, misfit.remedy())
+    }));
+    if store::is_new(&config.state_dir) {
         notes.push(format!(
             "nothing has run here yet: store a bootstrap grant (`monky-deployd bootstrap --grant-file FILE`, as the agent's \
              user), then start the timer (`sudo systemctl enable --now monky-deployd.timer`); `monky-deployd check` says \

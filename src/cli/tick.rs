@@ -1,9 +1,13 @@
 //! `tick`: one pass of the machine in the real world.
 
+use std::fs::OpenOptions;
 use std::hash::{BuildHasher, RandomState};
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::journal::{self, Journal};
 use super::plan::Plan;
@@ -21,6 +25,7 @@ use crate::effects::failure::Code;
 use crate::effects::{Effect, OpName, Stamp};
 use crate::fsm::stages::{Done, Exit};
 use crate::fsm::{Boot, Input, Machine, Note, Options, StageName};
+use crate::plain;
 
 /// Runs a tick and gives the exit status.
 pub fn run(config: Config, args: &Tick) -> u8 {
@@ -141,9 +146,22 @@ impl Watch for Traced<'_> {
     }
 }
 
-/// Writes a recording where it was asked for.
+/// Writes a recording where it was asked for: into a file, or to a device such as a terminal. A FIFO is none of these, but
+/// for what the shell made one of (`/dev/stdout`): whoever reads it might never come, and the lock is held here.
 fn write(file: &Path, text: &str) {
-    if let Err(error) = std::fs::write(file, text) {
+    let put = || -> io::Result<()> {
+        let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+        let mut open = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(nonblock).open(file)?;
+        let found = open.metadata()?.file_type();
+        if !(found.is_file() || found.is_char_device() || file.starts_with("/dev")) {
+            return Err(plain::refusal(found));
+        }
+        // From here on it waits as any writer does.
+        let flags = fcntl_getfl(&open)?;
+        fcntl_setfl(&open, flags.difference(OFlags::NONBLOCK))?;
+        open.write_all(text.as_bytes())
+    };
+    if let Err(error) = put() {
         journal::say(&Note::error(format!("the recording could not be written to {}: {error}", file.display())));
     }
 }

@@ -8,12 +8,12 @@ mod yaml;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::effects::policy::{Policy, Rule, Stance};
 use crate::effects::{OnUnhealthy, Settings};
+use crate::plain;
 use keys::{Absent, KEYS};
 use yaml::Value;
 
@@ -261,14 +261,11 @@ fn read_capped(path: &Path) -> Result<String, String> {
             "may not be read by this user: run this as the agent's user, or give the file, and each folder above it, the right to be read".to_owned()
         }
         io::ErrorKind::IsADirectory => "is a directory; the configuration is one file".to_owned(),
+        io::ErrorKind::FileTooLarge => "larger than 1 MiB; that is no configuration of this agent".to_owned(),
         _ => format!("cannot be read: {e}"),
     }
     };
-    let mut bytes = Vec::new();
-    File::open(path).map_err(told)?.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(told)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err("larger than 1 MiB; that is no configuration of this agent".to_owned());
-    }
+    let bytes = plain::read(path, MAX_FILE).map_err(told)?;
     String::from_utf8(bytes).map_err(|e| {
         let good = e.as_bytes().get(..e.utf8_error().valid_up_to()).unwrap_or_default();
         format!("not UTF-8 text (line {})", good.iter().filter(|b| **b == b'\n').count() + 1)

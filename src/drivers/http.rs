@@ -12,7 +12,6 @@
 //! `log` to our own log is installed, and `log` is built with `max_level_off`, which compiles those records out.
 
 use std::fmt;
-use std::fs;
 use std::io::{self, ErrorKind, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,6 +33,7 @@ use zeroize::Zeroizing;
 use super::transport::{Dial, NoAddress, NotOpened, Opening, Route, SDK_UNBUILT, Tls, Transport};
 use super::vault::{Secret, Wiped};
 use crate::effects::{CallFault, Scrub, Scrubbed};
+use crate::plain;
 
 /// Bytes that an answer may have, if its call says nothing else.
 pub const BODY_CAP: u64 = 8 << 20;
@@ -610,12 +610,15 @@ fn tls_words(error: &rustls::Error) -> String {
     format!("TLS failed: {error}; {hint}")
 }
 
+/// The largest CA file that is read (bytes); a bundle of all the world's CAs has less than 1 MiB.
+const LARGEST_CA: u64 = 16 << 20;
+
 /// The certificates of a PEM file, each checked to be usable as a root.
 ///
 /// # Errors
 /// Completes the sentence "the CA file …".
 pub fn read_roots(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
-    let pem = fs::read(path).map_err(|error| format!("cannot be read: {error}"))?;
+    let pem = plain::read(path, LARGEST_CA).map_err(|error| format!("cannot be read: {error}"))?;
     let mut roots = Vec::new();
     let mut store = rustls::RootCertStore::empty();
     for item in ureq::tls::parse_pem(&pem) {

@@ -30,7 +30,11 @@ pub fn look(docker: &Docker, block: Block, scrub: &dyn Scrub) -> Vec<Line> {
     }
     let (engine, compose_version) = docker.versions(DEADLINE, scrub);
     let mut lines = vec![daemon(&engine)];
-    lines.push(compose(&compose_version));
+    lines.push(match (&engine, &compose_version) {
+        // What is wrong with the client itself is not for want of a plugin.
+        (Err(_), Err(_)) => Line::unchecked("compose", "Docker does not answer", "mend `docker` first"),
+        (_, version) => compose(version),
+    });
     if engine.is_err() {
         lines.extend(unchecked("Docker does not answer", "mend `docker` first").into_iter().skip(2));
         return lines;
@@ -105,9 +109,12 @@ fn project(name: &str, state_dir: &Path, origins: &Result<Vec<(String, String)>,
     match strangers.first() {
         None => Line::ok("project", format!("{name} is this agent's alone ({})", counted(origins.len(), "container"))),
         Some((container, folder)) => {
-            let more = strangers.len() - 1;
+            let more = match strangers.len() - 1 {
+                0 => String::new(),
+                more => format!(" (and {more} more are from elsewhere)"),
+            };
             let what = format!(
-                "{name} is another's too: container {container} is from {folder:?}, and {more} more are not from {}; a deploy would replace or remove them",
+                "{name} is another's too: container {container} is from {folder:?}{more}, and not from {}; a deploy would replace or remove what is not from there",
                 state_dir.display()
             );
             let remedy = format!("remove them (`docker compose -p {name} down`), or set another `compose_project`");
@@ -163,6 +170,8 @@ mod tests {
         assert_eq!(judged(&["/state/current", "/state/releases/abc"]).level, Level::Ok);
         let other = judged(&["/state/current", "/home/me/shop"]);
         assert!(other.level == Level::Failure && other.what.contains("/home/me/shop"), "{other:?}");
+        assert!(!other.what.contains("more"), "{other:?}");
+        assert!(judged(&["/a", "/b", "/c"]).what.contains("(and 2 more are from elsewhere)"));
         assert_eq!(judged(&["/state-of-another/current"]).level, Level::Failure, "a prefix of a name is no folder");
         assert_eq!(judged(&[""]).level, Level::Failure);
     }

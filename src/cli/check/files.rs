@@ -14,6 +14,7 @@ use crate::config::{Config, Transport};
 use crate::drivers::http::read_roots;
 use crate::drivers::transport::SDK_UNBUILT;
 use crate::effects::{Stamp, counted};
+use crate::plain;
 
 /// A CA that ends within so many days is told.
 const SOON_DAYS: i64 = 30;
@@ -32,7 +33,7 @@ pub fn look(config: &Config, file: &Path, search: Option<&OsStr>, now: Stamp) ->
     if let Transport::Sdk { identity_file, library, .. } = &config.transport {
         lines.push(Line::failure("transport", SDK_UNBUILT.to_owned(), "set `transport: proxy` or `transport: system`"));
         for (fact, path) in [("sdk.identity_file", identity_file), ("sdk.library", library)] {
-            lines.push(named(fact, path, fs::File::open(path).err().map(|error| error.to_string())));
+            lines.push(named(fact, path, plain::open(path).err().map(|error| error.to_string())));
         }
     }
     lines

@@ -133,6 +133,8 @@ fn jobs(
     let (daemon, systemctl) = (docker.clone(), docker.clone());
     // What has a line of its own already.
     let not_ours: Block = (!usable).then_some(("this user cannot use the state directory", "mend `state_dir` first"));
+    let no_folder: Block = (folder.exists() && !folder.is_dir())
+        .then_some(("Docker's configuration folder in the state directory is none", "mend `state_dir` first"));
     let no_client: Block = fails("docker_bin").then_some(("Docker's client cannot be run", "mend `docker_bin` first"));
     let no_ca = |scheme: Scheme, fact: &str| -> Block {
         (scheme == Scheme::Https && fails(fact)).then_some(("its CA file is of no use", "mend the CA file first"))
@@ -140,7 +142,7 @@ fn jobs(
     let (ca_of_tenancy, ca_of_bao) =
         (no_ca(config.tenancy.scheme, "tenancy.ca_file"), no_ca(config.bao.scheme, "bao.ca_file"));
     vec![
-        ("docker", Box::new(move || docker::look(&daemon, not_ours.or(no_client), for_docker.as_ref()))),
+        ("docker", Box::new(move || docker::look(&daemon, not_ours.or(no_folder).or(no_client), for_docker.as_ref()))),
         (
             "tenancy",
             Box::new(move || {

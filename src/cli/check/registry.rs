@@ -4,7 +4,6 @@
 //! or loopback, and into no text. Nothing is pulled.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use crate::drivers::vault::{Slot, Vault};
 use crate::effects::registry_auth::{HUB, host};
 use crate::effects::state::State;
 use crate::effects::{CallFault, Scrub, counted};
+use crate::plain;
 
 /// For one call; four of them settle a registry, six at most.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -54,9 +54,14 @@ struct Given {
     access_token: Zeroizing<String>,
 }
 
-/// Credentials by registry, each as the value of `Basic`.
+/// What `docker/config.json` tells.
 #[derive(Default)]
-pub struct Credentials(BTreeMap<String, Zeroizing<String>>);
+pub struct Credentials {
+    /// By registry, each as the value of `Basic`.
+    by_host: BTreeMap<String, Zeroizing<String>>,
+    /// It is there, and can be read: so it is what the last deploy wrote.
+    written: bool,
+}
 
 /// How a registry let us in, or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,10 +82,10 @@ enum Entrance {
 
 /// The credentials in the agent's Docker configuration. The vault learns them, so that no text can hold one.
 pub fn credentials(folder: &Path, vault: &Vault) -> Credentials {
-    let text = Zeroizing::new(fs::read(folder.join("config.json")).unwrap_or_default());
-    let config: DockerConfig = serde_json::from_slice(&text).unwrap_or_default();
-    let mut all = Credentials::default();
-    for (name, Entry { auth }) in config.auths {
+    let text = Zeroizing::new(plain::read(&folder.join("config.json"), CAP).unwrap_or_default());
+    let config: Option<DockerConfig> = serde_json::from_slice(&text).ok();
+    let mut all = Credentials { written: config.is_some(), ..Credentials::default() };
+    for (name, Entry { auth }) in config.unwrap_or_default().auths {
         vault.know(&Slot::Registry, &auth);
         if let Ok(pair) = STANDARD.decode(auth.as_bytes()).map(Zeroizing::new)
             && let Some(password) = std::str::from_utf8(&pair).ok().and_then(|pair| Some(pair.split_once(':')?.1))
@@ -88,7 +93,7 @@ pub fn credentials(folder: &Path, vault: &Vault) -> Credentials {
             vault.know(&Slot::Registry, password);
         }
         if let (Ok(host), false) = (host(&name), auth.is_empty()) {
-            all.0.insert(host.to_owned(), auth);
+            all.by_host.insert(host.to_owned(), auth);
         }
     }
     all
@@ -142,8 +147,15 @@ pub fn look(state: &State, credentials: &Credentials, scrub: &dyn Scrub) -> Vec<
     let mut lines: Vec<Line> = found
         .iter()
         .map(|(host, image)| {
-            let credential = credentials.0.get(host).map(|auth| auth.as_str());
-            judge(host, credential.is_some(), &enter(host, image, credential, scrub))
+            let credential = credentials.by_host.get(host).map(|auth| auth.as_str());
+            let has = if credential.is_some() {
+                Has::It
+            } else if credentials.written {
+                Has::Others
+            } else {
+                Has::NoFile
+            };
+            judge(host, has, &enter(host, image, credential, scrub))
         })
         .collect();
     if unknown > 0 {
@@ -293,8 +305,19 @@ fn split_url(url: &str) -> (&str, &str) {
     url.split_at_checked(at).unwrap_or((url, ""))
 }
 
-fn judge(registry: &str, has_credential: bool, entrance: &Entrance) -> Line {
+/// Whether `docker/config.json` has the credential of a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Has {
+    It,
+    /// The last deploy wrote none for it.
+    Others,
+    /// There is no such file, or nobody can read it: the next deploy writes it anew.
+    NoFile,
+}
+
+fn judge(registry: &str, has: Has, entrance: &Entrance) -> Line {
     let fact = "registry";
+    let has_credential = has == Has::It;
     match entrance {
         Entrance::Open if has_credential => {
             Line::ok(fact, format!("{registry} lets anybody in, also without the credential"))
@@ -316,10 +339,15 @@ fn judge(registry: &str, has_credential: bool, entrance: &Entrance) -> Line {
             format!("{registry} does not take the credential: {words}"),
             "mend the secret that `use: registry-auth` names, and deploy (`monky-deployd tick --force`)",
         ),
+        Entrance::Refused(words) if has == Has::NoFile => Line::warning(
+            fact,
+            format!("{registry} wants a credential, and docker/config.json is not there or not readable: {words}"),
+            "nothing, if the bundle's manifest has an entry with `use: registry-auth` for this registry: the next deploy writes the file anew",
+        ),
         Entrance::Refused(words) => Line::failure(
             fact,
             format!("{registry} wants a credential, and docker/config.json has none for it: {words}"),
-            "give the bundle's manifest an entry with `use: registry-auth`; its registry must be this one",
+            "give the bundle's manifest an entry with `use: registry-auth`; its registry must be this one. If it has one, somebody changed the file: the next deploy writes it anew (`monky-deployd tick --force`)",
         ),
         Entrance::Unreachable(words) => Line::failure(
             fact,
@@ -408,24 +436,30 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let auth = STANDARD.encode("puller:n0t-to-be-seen");
         let config = format!(r#"{{"auths":{{"https://index.docker.io/v1/":{{"auth":"{auth}"}},"a.example":{{}}}}}}"#);
-        fs::write(dir.path().join("config.json"), config).unwrap();
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
         let vault = Vault::default();
         let found = credentials(dir.path(), &vault);
-        assert_eq!(found.0.keys().collect::<Vec<_>>(), [HUB]);
+        assert!(found.written);
+        assert_eq!(found.by_host.keys().collect::<Vec<_>>(), [HUB]);
         let said = vault.scrub(&format!("{auth} puller:n0t-to-be-seen"));
         assert!(!said.contains("n0t-to-be-seen") && !said.contains(&auth), "{said}");
-        assert!(credentials(&dir.path().join("nothing"), &vault).0.is_empty());
+        let nothing = credentials(&dir.path().join("nothing"), &vault);
+        assert!(nothing.by_host.is_empty() && !nothing.written);
     }
 
     #[test]
     fn a_registry_that_does_not_let_in_fails_with_what_to_do() {
         let level = |has, entrance: Entrance| judge("r", has, &entrance).level;
-        assert_eq!([true, false].map(|has| level(has, Entrance::Open)), [Level::Ok; 2]);
-        assert_eq!(level(true, Entrance::Accepted), Level::Ok);
-        assert_eq!(level(true, Entrance::Gone("a:1".to_owned())), Level::Warning, "what runs goes on running");
-        assert_eq!([true, false].map(|has| level(has, Entrance::Refused("no".to_owned()))), [Level::Failure; 2]);
-        assert_eq!(level(true, Entrance::Unreachable("refused".to_owned())), Level::Failure);
-        let without = judge("r", false, &Entrance::Refused("unauthorized".to_owned()));
+        assert_eq!([Has::It, Has::Others].map(|has| level(has, Entrance::Open)), [Level::Ok; 2]);
+        assert_eq!(level(Has::It, Entrance::Accepted), Level::Ok);
+        assert_eq!(level(Has::It, Entrance::Gone("a:1".to_owned())), Level::Warning, "what runs goes on running");
+        assert_eq!(
+            [Has::It, Has::Others].map(|has| level(has, Entrance::Refused("no".to_owned()))),
+            [Level::Failure; 2]
+        );
+        assert_eq!(level(Has::NoFile, Entrance::Refused("no".to_owned())), Level::Warning, "each deploy writes it");
+        assert_eq!(level(Has::It, Entrance::Unreachable("refused".to_owned())), Level::Failure);
+        let without = judge("r", Has::Others, &Entrance::Refused("unauthorized".to_owned()));
         assert!(without.what.contains("has none for it: unauthorized"));
     }
 }

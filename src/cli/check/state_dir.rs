@@ -11,7 +11,7 @@ use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 use super::super::words::moment;
 use super::line::Line;
 use crate::config::Config;
-use crate::drivers::store::{ENV, Loaded, OVERRIDE, Store, StoreError};
+use crate::drivers::store::{ENV, FOLDERS, Loaded, Misfit, OVERRIDE, SET_ASIDE, Store, StoreError, misfits, set_aside};
 use crate::effects::Stamp;
 use crate::effects::state::State;
 
@@ -25,11 +25,16 @@ struct Found {
     owner: u32,
     asks: u32,
     mode: u32,
-    /// Below it: of other owners; and files and folders that others may open, with what would be right.
+    /// Of the wrong kind.
+    misfits: Vec<Misfit>,
+    /// Below it, of other owners: what a tick cannot do without, and what it can.
     strangers: Vec<String>,
+    harmless: Vec<String>,
+    /// Files and folders that others may open, with what would be right.
     open: Vec<(String, u32)>,
-    /// Folders, itself among them, in which their owner may not write.
+    /// Folders, itself among them, in which their owner may not write; and what the next tick mends of that kind.
     shut: Vec<String>,
+    ajar: Vec<String>,
     /// Nothing can be written there by anybody.
     read_only: bool,
     /// Why it could not be read to its end.
@@ -63,10 +68,13 @@ pub fn look(config: &Config, store: &Store, now: Stamp) -> (Vec<Line>, Option<Lo
         ..Found::default()
     };
     if found.mode & 0o700 != 0o700 {
-        found.shut.push(dir.display().to_string());
+        // To know it for its own, a tick has to list it.
+        let list = if found.mode & 0o400 != 0 { &mut found.ajar } else { &mut found.shut };
+        list.push(dir.display().to_string());
     }
     let ours = found.owner == found.asks;
     if ours && at.is_dir() {
+        found.misfits = misfits(dir);
         walk(dir, found.owner, &mut found);
     } else if ours {
         found.trouble = Some("it is no directory".to_owned());
@@ -83,6 +91,7 @@ pub fn look(config: &Config, store: &Store, now: Stamp) -> (Vec<Line>, Option<Lo
     lines.push(lock(&lock_of(&dir.join("lock"), now), super::longest_tick_s(settings)));
     let loaded = store.load_state(now);
     lines.push(state(&loaded));
+    lines.extend(lost(&set_aside(dir)));
     lines.extend(loaded.iter().flat_map(|loaded| remembered(&loaded.state)));
     lines.push(room("disk", dir, &space(dir), STATE_ROOM));
     (lines, loaded.ok())
@@ -102,6 +111,8 @@ fn walk(dir: &Path, owner: u32, found: &mut Found) {
     while let Some(folder) = folders.pop() {
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
+            // It has its own line already, as a stranger's or as shut.
+            Err(_) if folder != dir => continue,
             Err(error) => {
                 found.trouble = Some(format!("{} cannot be read: {error}", folder.display()));
                 return;
@@ -112,7 +123,8 @@ fn walk(dir: &Path, owner: u32, found: &mut Found) {
             let path = entry.path();
             let Ok(at) = fs::symlink_metadata(&path) else { continue };
             if at.uid() != owner {
-                found.strangers.push(path.display().to_string());
+                let list = if is_needed(dir, &path, &at) { &mut found.strangers } else { &mut found.harmless };
+                list.push(path.display().to_string());
             }
             let name = entry.file_name();
             let among = |closed: &[&str]| closed.iter().any(|closed| name == *closed);
@@ -122,9 +134,15 @@ fn walk(dir: &Path, owner: u32, found: &mut Found) {
             if !content && !at.is_symlink() && at.mode() & 0o077 != 0 {
                 found.open.push((path.display().to_string(), if at.is_dir() { 0o700 } else { 0o600 }));
             }
+            let own = at.uid() == owner;
+            if own && !content && at.is_file() && at.mode() & 0o600 != 0o600 {
+                found.ajar.push(path.display().to_string());
+            }
             if at.is_dir() {
-                if at.mode() & 0o700 != 0o700 {
-                    found.shut.push(path.display().to_string());
+                if own && at.mode() & 0o700 != 0o700 {
+                    let mended = folder == dir && FOLDERS.iter().any(|known| name == *known);
+                    let list = if mended { &mut found.ajar } else { &mut found.shut };
+                    list.push(path.display().to_string());
                 }
                 folders.push(path);
             }
@@ -132,6 +150,22 @@ fn walk(dir: &Path, owner: u32, found: &mut Found) {
         if seen > MOST {
             return;
         }
+    }
+}
+
+/// Whether a tick cannot do without a thing of another user: it could not use a folder of its own, or read what it must.
+fn is_needed(dir: &Path, path: &Path, at: &fs::Metadata) -> bool {
+    let Ok(below) = path.strip_prefix(dir) else { return false };
+    let all = Access::READ_OK | Access::WRITE_OK;
+    let may = |access_: Access| access(path, access_).is_ok();
+    let name = below.to_str().unwrap_or_default();
+    match (name, name.split_once('/')) {
+        ("lock", _) => !may(all),
+        (name, None) if FOLDERS.contains(&name) => !may(all | Access::EXEC_OK),
+        (name, None) if SET_ASIDE.contains(&name) => at.is_file() && !may(Access::READ_OK),
+        (_, Some(("outbox", name))) => name.ends_with(".json") && at.is_file() && !may(Access::READ_OK),
+        (_, Some(("releases", name))) => !name.contains('/') && at.is_dir() && !may(all | Access::EXEC_OK),
+        _ => false,
     }
 }
 
@@ -167,7 +201,7 @@ fn missing(dir: &Path, can_be_made: bool) -> Line {
 fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
     let shown = dir.display();
     let fact = "state_dir";
-    let Found { owner: uid, asks, mode, strangers, open, shut, read_only, trouble } = found;
+    let Found { owner: uid, asks, mode, misfits, strangers, harmless, open, shut, ajar, read_only, trouble } = found;
     let name = owner.map_or_else(|| format!("'#{uid}'"), str::to_owned);
     if uid != asks {
         let what = format!("{shown} belongs to {name} (uid {uid}), and this is uid {asks}");
@@ -182,6 +216,16 @@ fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
     if *read_only {
         let what = format!("{shown} is on a file system that is mounted read-only: nothing can be written there");
         return Line::failure(fact, what, "look why (`findmnt -T`, the kernel's log), and mount it writable");
+    }
+    if !misfits.is_empty() {
+        let what: Vec<String> =
+            misfits.iter().map(|misfit| format!("{} {}", misfit.path.display(), misfit.why)).collect();
+        let remedy: Vec<String> = misfits.iter().map(Misfit::remedy).collect();
+        return Line::failure(
+            fact,
+            what.join("; "),
+            &format!("{}; the next tick makes what it needs", remedy.join("; ")),
+        );
     }
     if let Some(first) = shut.first() {
         let what = format!("{first} is closed to its own user: nothing can be written there");
@@ -203,7 +247,16 @@ fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
     }
     if mode & 0o077 != 0 {
         let what = format!("{shown} is open to others (mode {mode:04o}); secrets are below it");
-        return Line::failure(fact, what, &format!("chmod 0700 {shown}"));
+        return Line::warning(fact, what, &format!("nothing: the next tick closes it; at once: chmod 0700 {shown}"));
+    }
+    if let Some(first) = ajar.first() {
+        let what = format!("{} in {shown} are closed to their own user, such as {first}", ajar.len());
+        return Line::warning(fact, what, &format!("nothing: the next tick mends it; at once: chmod u+rwX {first}"));
+    }
+    if let Some(first) = harmless.first() {
+        let what =
+            format!("{} in {shown} belong to another user, such as {first}: ticks go on without them", harmless.len());
+        return Line::warning(fact, what, &format!("sudo chown -hR {name}: {shown}"));
     }
     if let Some((first, right)) = open.first() {
         let what = format!("{} in {shown} are open to others, such as {first}", open.len());
@@ -278,7 +331,12 @@ fn state(loaded: &Result<Loaded, StoreError>) -> Line {
     match loaded {
         Err(error) => Line::failure("state", error.to_string(), "mend what the system says of that file"),
         Ok(Loaded { notes, .. }) if !notes.is_empty() => {
-            let remedy = "look at the disk; the next tick goes on without it, and deploys again what is desired";
+            let lost_state = notes.iter().any(|note| note.contains("/state.json ") && note.ends_with("sets it aside"));
+            let remedy = if lost_state {
+                "look at the disk; the next tick goes on without it, and deploys again what is desired"
+            } else {
+                "look at the disk; the next tick goes on"
+            };
             Line::warning("state", notes.join("; "), remedy)
         }
         Ok(Loaded { state, .. }) => Line::ok(
@@ -289,6 +347,15 @@ fn state(loaded: &Result<Loaded, StoreError>) -> Line {
             },
         ),
     }
+}
+
+/// What was set aside once, until somebody removes it: it may tell why, and it is not in any other line.
+fn lost(aside: &[(PathBuf, &'static str)]) -> Option<Line> {
+    let told: Vec<String> = aside.iter().map(|(path, lost)| format!("{} ({lost})", path.display())).collect();
+    (!told.is_empty()).then(|| {
+        let what = format!("set aside, because it could not be read: {}", told.join("; "));
+        Line::warning("set_aside", what, "look at the disk and at what they hold; then remove them (`rm`)")
+    })
 }
 
 /// Room on a disk: bytes that this user may still write, and files it may still make (none: there is no such limit).
@@ -324,14 +391,16 @@ pub fn room(fact: &str, path: &Path, space: &Result<Space, String>, (least, fair
     let files = space.files.unwrap_or(u64::MAX);
     let left = space.files.map(|files| format!(" and {files} files")).unwrap_or_default();
     let what = format!("{shown} has room for {} MiB{left}", space.bytes >> 20);
+    // Images lie where Docker keeps them.
+    let how = if fact == "disk" {
+        "look what fills it (`du -xh`)"
+    } else {
+        "`monky-deployd tick --prune` removes images that no kept release needs"
+    };
     if space.bytes < least || files < FILES.0 {
-        Line::failure(fact, what, "free space: `monky-deployd tick --prune` removes images that no kept release needs")
+        Line::failure(fact, what, &format!("free space: {how}"))
     } else if space.bytes < fair || files < FILES.1 {
-        Line::warning(
-            fact,
-            what,
-            "free space before a deploy needs it; `monky-deployd tick --prune` removes unneeded images",
-        )
+        Line::warning(fact, what, &format!("free space before a deploy needs it: {how}"))
     } else {
         Line::ok(fact, what)
     }
@@ -368,7 +437,10 @@ mod tests {
     #[test]
     fn a_state_directory_is_closed_whole_and_of_one_owner() {
         assert_eq!(judged(&found()).0, Level::Ok);
-        assert_eq!(judged(&Found { mode: 0o750, ..found() }), (Level::Failure, "chmod 0700 state".to_owned()));
+        let (level, remedy) = judged(&Found { mode: 0o750, ..found() });
+        assert!(level == Level::Warning && remedy.contains("the next tick closes it"), "{remedy}");
+        assert_eq!(judged(&Found { harmless: vec!["state/x".to_owned()], ..found() }).0, Level::Warning);
+        assert_eq!(judged(&Found { ajar: vec!["state/state.json".to_owned()], ..found() }).0, Level::Warning);
         let strange = Found { strangers: vec!["state/state.json".to_owned()], ..found() };
         assert_eq!(judged(&strange), (Level::Failure, "sudo chown -hR agent: state".to_owned()));
         let shut = Found { shut: vec!["state/outbox".to_owned()], mode: 0o500, ..found() };
@@ -391,13 +463,15 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        let outbox = state.join("outbox");
-        fs::create_dir_all(&outbox).unwrap();
+        let release = state.join("releases/abc");
+        fs::create_dir_all(&release).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
-        fs::set_permissions(&outbox, fs::Permissions::from_mode(0o500)).unwrap();
+        fs::set_permissions(&release, fs::Permissions::from_mode(0o500)).unwrap();
+        fs::set_permissions(state.join("releases"), fs::Permissions::from_mode(0o500)).unwrap();
         let mut found = Found::default();
         walk(&state, rustix::process::geteuid().as_raw(), &mut found);
-        assert_eq!(found.shut, [outbox.display().to_string()]);
+        assert_eq!(found.shut, [release.display().to_string()]);
+        assert_eq!(found.ajar, [state.join("releases").display().to_string()], "the next tick mends it");
     }
 
     #[test]
@@ -419,7 +493,7 @@ mod tests {
         assert!(found.strangers.is_empty());
         let mut found = Found::default();
         walk(dir.path(), u32::MAX - 1, &mut found);
-        assert_eq!(found.strangers.len(), 4);
+        assert_eq!((found.strangers.len(), found.harmless.len()), (0, 4), "this user may use all of them");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_proce
 
 use super::orphans;
 use crate::effects::Sha;
+use crate::plain;
 
 /// How long a child that was asked to end (TERM) may take before it is ended (KILL).
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -194,13 +195,17 @@ impl Environment {
     }
 }
 
+/// The largest file of Docker's client that is read (bytes).
+const LARGEST_CONFIG: u64 = 1 << 20;
+
 /// The endpoint of the Docker context that the agent's user has in use; none: the client's default socket.
 fn host_of_context(get: &dyn Fn(&str) -> Option<OsString>) -> Option<OsString> {
     let folder = match get("DOCKER_CONFIG") {
         Some(folder) => PathBuf::from(folder),
         None => PathBuf::from(get("HOME")?).join(".docker"),
     };
-    let json = |path: PathBuf| serde_json::from_slice::<serde_json::Value>(&std::fs::read(path).ok()?).ok();
+    let json =
+        |path: PathBuf| serde_json::from_slice::<serde_json::Value>(&plain::read(&path, LARGEST_CONFIG).ok()?).ok();
     let name = match get("DOCKER_CONTEXT") {
         Some(name) => name.into_string().ok()?,
         None => json(folder.join("config.json"))?.get("currentContext")?.as_str()?.to_owned(),

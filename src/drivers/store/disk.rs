@@ -69,7 +69,9 @@ pub(super) fn new_file(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) ->
 /// Opens the lock's file, which is made if need be.
 pub(super) fn lock_file(disk: &dyn Disk, path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    // Not to wait for what a FIFO here would hold.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    options.read(true).write(true).mode(0o600).custom_flags(flags);
     match options.open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => open(disk, path, options.create(true)),
         found => found,

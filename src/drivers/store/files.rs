@@ -3,15 +3,14 @@
 //! Invariant: after a failure or a crash at any point the old file or the new one is there, and what else may be left
 //! is a name that starts with [`TEMP`], which the next tick sweeps away.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::OFlags;
 
 use super::disk::{self, Disk};
 use crate::effects::Stamp;
+use crate::plain;
 
 /// How the name of a file that is not finished starts.
 pub(super) const TEMP: &str = ".tmp-";
@@ -77,22 +76,10 @@ pub(super) fn write_new(disk: &dyn Disk, path: &Path, bytes: &[u8], mode: u32) -
 /// The content of a file of at most `max` bytes; none if there is none. Links are not followed, and what is no file (a
 /// pipe, a device) is not read.
 pub(super) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, Fail> {
-    // Not to wait for a writer, should someone have put a pipe here.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.doing("read", path)?,
-    };
-    if !file.metadata().doing("look at", path)?.is_file() {
-        return refuse("read", path, "it is no file");
+    match plain::open_here(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        file => file.and_then(|file| plain::content(file, max)).map(Some).doing("read", path),
     }
-    let mut bytes = Vec::new();
-    file.take(max.saturating_add(1)).read_to_end(&mut bytes).doing("read", path)?;
-    if bytes.len() as u64 > max {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {max} bytes")))
-            .doing("read", path);
-    }
-    Ok(Some(bytes))
 }
 
 /// Removes a file, durably; one that is not there is fine.
@@ -167,25 +154,30 @@ pub(super) fn private_dir(disk: &dyn Disk, dir: &Path) -> Result<Option<String>,
     tighten(disk, dir, 0o700)
 }
 
-/// Takes a file or directory of this user's away from all others; gives a note when others had access.
+/// Takes a file or directory of this user's away from all others, and gives it back to this user; with a note of what
+/// was wrong.
 pub(super) fn tighten(disk: &dyn Disk, path: &Path, mode: u32) -> Result<Option<String>, Fail> {
     let found = fs::metadata(path).doing("look at", path)?;
     let was = found.mode() & 0o7777;
-    if was & 0o077 == 0 {
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    let (open, shut) = (was & 0o077 != 0, own && was & mode != mode);
+    if !open && !shut {
         return Ok(None);
     }
     let shown = path.display();
-    if found.uid() != rustix::process::geteuid().as_raw() {
+    if !own {
         return Ok(Some(format!("{shown} belongs to uid {} and has mode {was:04o}; make it {mode:04o}", found.uid())));
     }
     disk::set_mode(disk, path, mode).doing("tighten", path)?;
-    Ok(Some(format!("{shown} had mode {was:04o}, open to others; it is {mode:04o} now")))
+    let how = if open { "open to others" } else { "closed to its own user" };
+    Ok(Some(format!("{shown} had mode {was:04o}, {how}; it is {mode:04o} now")))
 }
 
-/// The names in a directory, in order; those that are not UTF-8 are not ours and left out. No directory: no names.
+/// The names in a directory, in order; those that are not UTF-8 are not ours and left out. No directory: no names, also
+/// if something else is there, which [`super::misfits`] tells.
 pub(super) fn names(dir: &Path) -> Result<Vec<String>, Fail> {
     let found = match fs::read_dir(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(Vec::new()),
         found => found.doing("list", dir)?,
     };
     let mut names = Vec::new();

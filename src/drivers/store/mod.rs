@@ -22,6 +22,7 @@ use crate::effects::local::{GrantFacts, LocalFacts};
 use crate::effects::report::Report;
 use crate::effects::state::{State, TokenSource};
 use crate::effects::{GrantName, Lease, Scrubbed, Stamp, StoreFault};
+use crate::plain;
 use disk::{Disk, Real};
 pub use files::Fail;
 use files::{Doing, refuse};
@@ -35,7 +36,12 @@ const BOOTSTRAP: &str = "bootstrap.jwt";
 const OUTBOX: &str = "outbox";
 const DOCKER: &str = "docker";
 const RECORDINGS: &str = "recordings";
-const FOLDERS: [&str; 4] = ["releases", OUTBOX, DOCKER, RECORDINGS];
+const CURRENT: &str = "current";
+const NEXT: &str = "next";
+/// The folders of the state directory, which a tick makes.
+pub const FOLDERS: [&str; 4] = ["releases", OUTBOX, DOCKER, RECORDINGS];
+/// The files of the state directory that are read at the start, and set aside if they are corrupt.
+pub const SET_ASIDE: [&str; 4] = [STATE, TOKEN, GRANT, BOOTSTRAP];
 
 /// The largest file that is read as state or report (bytes).
 const MAX_FILE: u64 = 16 * 1024 * 1024;
@@ -123,6 +129,88 @@ fn ours(dir: &Path) -> Result<(), Fail> {
     Ok(())
 }
 
+/// What a name of the state directory has to be for a tick to do its work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    File,
+    Folder,
+    /// Anything that can be replaced by one rename.
+    NoFolder,
+}
+
+/// Every name that a tick does not put right by itself, and what has to be there if anything is. What holds state, a
+/// token, a grant or a report is not among them: it is set aside.
+const NEEDS: [(&str, Needs); 8] = [
+    (LOCK, Needs::File),
+    ("releases", Needs::Folder),
+    (OUTBOX, Needs::Folder),
+    (DOCKER, Needs::Folder),
+    (RECORDINGS, Needs::Folder),
+    (CURRENT, Needs::NoFolder),
+    (NEXT, Needs::NoFolder),
+    ("docker/config.json", Needs::NoFolder),
+];
+
+/// Something of the wrong kind in the state directory: every tick fails until somebody moves it away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// Where.
+    pub path: PathBuf,
+    /// What it is, and what is needed there: completes the sentence that begins with the path.
+    pub why: String,
+}
+
+impl Misfit {
+    /// What to do about it.
+    pub fn remedy(&self) -> String {
+        let at = self.path.display();
+        format!("sudo mv {at} {at}.aside")
+    }
+}
+
+/// Everything of the wrong kind among the names that a tick uses. Only looks.
+pub fn misfits(dir: &Path) -> Vec<Misfit> {
+    let look = |(name, needs): &(&str, Needs)| {
+        let path = dir.join(name);
+        let found = fs::symlink_metadata(&path).ok()?.file_type();
+        let (fits, needed) = match needs {
+            Needs::File => (found.is_file(), "a file"),
+            // A link to one is as good.
+            Needs::Folder => (path.is_dir(), "a directory"),
+            Needs::NoFolder => (!found.is_dir(), if [CURRENT, NEXT].contains(name) { "a link" } else { "a file" }),
+        };
+        let is = if found.is_symlink() && !path.exists() { "a link to nothing" } else { plain::kind(found) };
+        (!fits).then(|| Misfit { why: format!("is {is}, and the agent needs {needed} there"), path })
+    };
+    NEEDS.iter().filter_map(look).collect()
+}
+
+/// Whether nothing ever ran here: what a tick leaves is not there.
+pub fn is_new(dir: &Path) -> bool {
+    [LOCK, STATE, TOKEN].iter().all(|name| fs::symlink_metadata(dir.join(name)).is_err())
+}
+
+/// What was set aside and lies there still, with what was lost by it; in order.
+pub fn set_aside(dir: &Path) -> Vec<(PathBuf, &'static str)> {
+    let lost = |name: &str| match name.split_once(".corrupt-")? {
+        (STATE, _) => Some("what was applied and tried: what is desired was deployed again"),
+        (TOKEN, _) => Some("the saved token: the agent logged in again, or has to"),
+        (GRANT, _) => Some("a grant that may have lived: the agent asked for another one, or has to"),
+        (BOOTSTRAP, _) => Some("the bootstrap grant: without a token, ask tenancy for a new one"),
+        _ => None,
+    };
+    let mut all = Vec::new();
+    for name in files::names(dir).unwrap_or_default() {
+        all.extend(lost(&name).map(|lost| (dir.join(&name), lost)));
+    }
+    for name in files::names(&dir.join(OUTBOX)).unwrap_or_default() {
+        if name.contains(".corrupt-") {
+            all.push((dir.join(OUTBOX).join(name), "a report: tenancy does not get it"));
+        }
+    }
+    all
+}
+
 /// No space is left on the disk of a directory.
 fn is_full(dir: &Path) -> bool {
     rustix::fs::statvfs(dir).is_ok_and(|disk| disk.f_blocks > 0 && disk.f_bavail == 0)
@@ -147,6 +235,10 @@ impl Store {
         let mut notes = Vec::new();
         ours(dir)?;
         notes.extend(files::private_dir(&*disk, dir)?);
+        // A lock that this user closed to itself would keep it out for ever.
+        if fs::symlink_metadata(dir.join(LOCK)).is_ok_and(|found| found.is_file() && closed_to_its_owner(&found)) {
+            notes.extend(files::tighten(&*disk, &dir.join(LOCK), 0o600)?);
+        }
         let lock = lock(&*disk, dir)?;
         for folder in FOLDERS {
             notes.extend(files::private_dir(&*disk, &dir.join(folder))?);
@@ -378,7 +470,16 @@ impl Store {
             },
             // A folder, a link or a monster where the file should be is as corrupt as nonsense in it.
             Err(fail) => match fs::symlink_metadata(dir.join(name)) {
-                Ok(found) if !found.is_file() => "no file".to_owned(),
+                Ok(found) if !found.is_file() => format!("{}, and no file", plain::kind(found.file_type())),
+                // The next tick gives its own files back to itself.
+                Ok(found) if self.lock.is_none() && closed_to_its_owner(&found) => {
+                    let shown = dir.join(name).display().to_string();
+                    notes.push(format!(
+                        "{shown} has mode {:04o}; the next tick makes it readable",
+                        found.mode() & 0o7777
+                    ));
+                    return Ok(None);
+                }
                 _ if fail.source.kind() == io::ErrorKind::FileTooLarge => fail.source.to_string(),
                 _ => return Err(fail),
             },
@@ -393,7 +494,7 @@ impl Store {
         Ok(None)
     }
 
-    /// Takes every file that is nobody else's business away from others. Content of releases is theirs who mount it.
+    /// Takes every file that is nobody else's business away from others, and gives it back to this user. Content of releases is theirs who mount it.
     fn close(&self, notes: &mut Vec<String>) -> Result<(), Fail> {
         if self.lock.is_none() {
             return Ok(());
@@ -450,10 +551,19 @@ impl Store {
     }
 }
 
+/// Whether a file is this user's, and this user may not read or write it.
+fn closed_to_its_owner(found: &fs::Metadata) -> bool {
+    found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o600 != 0o600
+}
+
 /// Takes the kernel's lock. The file stays for ever: what was locked and then removed would lock nobody out.
 fn lock(disk: &dyn Disk, dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK);
     let file = disk::lock_file(disk, &path).doing("open", &path)?;
+    let found = file.metadata().doing("look at", &path)?.file_type();
+    if !found.is_file() {
+        return Err(Fail { doing: "use", path, source: plain::refusal(found) }.into());
+    }
     match file.try_lock() {
         Ok(()) => {
             // Who it is, for people; the lock itself does not depend on it, so a full disk is no obstacle.
