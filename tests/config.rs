@@ -65,6 +65,7 @@ fn an_unknown_key_is_named_with_file_line_and_the_nearest_key() {
         parse(&with_key("tenancy.hots", "x")).unwrap_err(),
         "c.yaml:3: tenancy.hots: no such key; did you mean `tenancy.host`?"
     );
+    assert_eq!(with("tenency:\n  host: x\n").unwrap_err(), "c.yaml:6: tenency: no such key; did you mean `tenancy`?");
     // In the wrong section, and with everything below it said once.
     assert_eq!(with("port: 1\n").unwrap_err(), "c.yaml:6: port: no such key; did you mean `tenancy.port`?");
     assert_eq!(with("foo:\n  bar:\n    baz: 1\n").unwrap_err().lines().count(), 1);

@@ -7,16 +7,18 @@ mod common;
 
 use common::driver::Scripted;
 use common::script::*;
+use monky_deployd::cli::plan::Plan;
 use monky_deployd::drivers::Driver;
 use monky_deployd::drivers::dry_run::DryRun;
 use monky_deployd::drivers::run_loop::{self, Ended, Watch};
 use monky_deployd::effects::manifest::Manifest;
-use monky_deployd::effects::state::{Attempts, Cause, Goal, TokenSource};
+use monky_deployd::effects::state::{Attempts, Cause, FailedDeploy, Goal, LastError, Promotion, TokenSource};
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Done;
 use monky_deployd::fsm::{Boot, Machine, Options};
 use proptest::prelude::*;
 use proptest::sample::select;
+use serde_json::Value;
 
 /// What a tick asks for, as far as a plan can know it.
 #[derive(Default)]
@@ -180,4 +182,106 @@ fn time_passes_in_a_plan_though_nobody_waits() {
     let wait = Effect { id: EffectId(1), op: Op::WaitUntil(WaitUntil { until, reason: String::new() }) };
     dry.perform(&[wait]);
     assert_eq!(dry.now(), until);
+}
+
+/// What a plan says becomes of the services of a box with these containers, in text and by name.
+fn fates(boot: Boot, containers: Vec<containers::Container>) -> (String, Value) {
+    let script = Script::default().next(Event::Inspected(Ok(containers)));
+    let script = if boot.options.force { script.desired("a", 1) } else { script };
+    let dry = DryRun::new(Scripted::new(boot.now, script), &boot.state);
+    let mut plan = Plan::default();
+    let Ended::Done(done) = run_loop::run(boot, &dry, &mut plan) else { panic!("nobody asked it to end") };
+    plan.finish(done);
+    (plan.text(false), serde_json::to_value(&plan).unwrap()["services"].clone())
+}
+
+/// A container of a service with this image that runs since so many seconds.
+fn runs_since(service: &str, image: &str, s: i64) -> containers::Container {
+    let running = containers::ContainerState::Running;
+    containers::Container {
+        image_id: image.to_owned(),
+        started: Some(NOW.plus_s(-s)),
+        ..container(service, running, None)
+    }
+}
+
+/// A box that ran "a" with `web` and `db`, whose tick was killed in the `up` of "b", which has another `web`.
+fn killed_in_up() -> Boot {
+    let mut boot = running_a();
+    let web = services().remove("web").unwrap();
+    let db = model::Service { variables: Vec::new(), mounts: None, ..web.clone() };
+    let newer = model::Service { image: Some("registry.example/web:2".to_owned()), ..web.clone() };
+    let of = |web: model::Service| [("web".to_owned(), web), ("db".to_owned(), db.clone())].into_iter().collect();
+    boot.state.good[0].services = of(web);
+    let mut b = goal("b");
+    b.services = of(newer);
+    boot.state.promotions.push(Promotion { sha: sha("b"), at: NOW.plus_s(-200) });
+    boot.state.unfinished = Some(b);
+    boot.local.releases.push(sha("b"));
+    boot
+}
+
+/// The same box, killed while "a" was brought back because "b" had failed.
+fn killed_in_a_rollback() -> Boot {
+    let mut boot = killed_in_up();
+    let b = boot.state.unfinished.take().unwrap();
+    let code = failure::Code::Unhealthy;
+    let error = LastError { code, phase: "healthy".to_owned(), detail: "web".to_owned(), at: NOW.plus_s(-100) };
+    let failed = FailedDeploy { sha: b.sha, attempt: 1, cause: Cause::NewSha, since: b.since, error };
+    let good = &boot.state.good[0];
+    let a = Goal { services: good.services.clone(), secrets: good.secrets.clone(), ..goal("a") };
+    boot.state.promotions.push(Promotion { sha: sha("a"), at: NOW.plus_s(-100) });
+    boot.state.unfinished = Some(Goal { instead_of: Some(Box::new(failed)), ..a });
+    boot
+}
+
+#[test]
+fn a_plan_of_an_interrupted_up_says_what_becomes_of_each_service_and_removes_none_that_the_release_has() {
+    // Nothing was replaced yet.
+    let (text, fates_of) = fates(killed_in_up(), vec![runs_since("web", "a", 7000), runs_since("db", "a", 7000)]);
+    assert_eq!([&fates_of["web"]["fate"], &fates_of["db"]["fate"]], ["recreated", "kept"], "{text}");
+    assert!(text.contains(&format!("the apply of {} was interrupted; it is finished", sha("b").short())), "{text}");
+    // `web` was taken away and not made anew; `db` was started since, by whomever; `old` is not of the release.
+    let (text, fates_of) = fates(killed_in_up(), vec![runs_since("db", "a", 150), runs_since("old", "a", 7000)]);
+    let all: Vec<&Value> = ["web", "db", "old"].iter().map(|name| &fates_of[name]["fate"]).collect();
+    assert_eq!(all, ["created", "not_known", "removed"], "{text}");
+    assert!(text.contains("?         db: not known here: an earlier try at "), "{text}");
+}
+
+#[test]
+fn a_plan_of_an_interrupted_rollback_says_what_becomes_of_each_service_and_removes_none_that_the_release_has() {
+    let seen = vec![runs_since("web", "sha256:b", 150), runs_since("db", "sha256:a", 7000)];
+    let (text, fates_of) = fates(killed_in_a_rollback(), seen);
+    assert_eq!([&fates_of["web"]["fate"], &fates_of["db"]["fate"]], ["recreated", "kept"], "{text}");
+    let (a, b) = (sha("a"), sha("b"));
+    let told = format!("a rollback to {}, since {} failed, was interrupted; it is finished", a.short(), b.short());
+    assert!(text.contains(&told), "{text}");
+    // With an image that both have, only Compose can tell.
+    let (text, fates_of) = fates(killed_in_a_rollback(), vec![runs_since("web", "sha256:a", 150)]);
+    assert_eq!([&fates_of["web"]["fate"], &fates_of["db"]["fate"]], ["not_known", "created"], "{text}");
+    assert!(text.contains(&format!("it may be of {} by now", b.short())), "{text}");
+}
+
+#[test]
+fn a_plan_of_a_forced_tick_starts_what_was_stopped() {
+    let mut boot = running_a();
+    boot.options.force = true;
+    let stopped = |state| vec![containers::Container { state, ..runs_since("web", "sha256:a", 7000) }];
+    let (text, fates_of) = fates(boot.clone(), stopped(containers::ContainerState::Exited));
+    assert_eq!(fates_of["web"]["fate"], "started", "{text}");
+    assert!(text.contains("  start     web\n"), "{text}");
+    let (text, fates_of) = fates(boot, stopped(containers::ContainerState::Running));
+    assert_eq!(fates_of["web"]["fate"], "kept", "{text}");
+}
+
+#[test]
+fn a_plan_that_only_prunes_removes_no_service() {
+    let mut boot = running_a();
+    boot.options.prune = true;
+    let script =
+        Script::default().desired("a", 1).next(Event::Inspected(Ok(vec![runs_since("web", "sha256:a", 7000)])));
+    let dry = DryRun::new(Scripted::new(boot.now, script), &boot.state);
+    let mut plan = Plan::default();
+    run_loop::run(boot, &dry, &mut plan);
+    assert_eq!(serde_json::to_value(&plan).unwrap()["services"], serde_json::json!({}));
 }

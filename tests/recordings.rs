@@ -184,6 +184,17 @@ fn the_last_twenty_recordings_are_kept_and_none_of_a_tick_that_changed_nothing()
     assert_eq!(status, Some(0));
     assert!(recording.contains(r#""word":"unchanged""#), "{recording}");
     assert_eq!(kept(&stand.config.state_dir), after);
+    // Nor does one that only sends what waited.
+    let call = monky_deployd::sandbox::tenancy::Call::Report;
+    stand.tenancy.fail_always(call, Some(monky_deployd::sandbox::http::Fault::Drop));
+    stand.desire(3, "web:1.0", &[]);
+    assert_eq!(run(&stand, &["tick"]).status.code(), Some(0));
+    let after = kept(&stand.config.state_dir);
+    stand.tenancy.fail_always(call, None);
+    assert!(says(&stand, &["status"]).contains("\nreports     1 waiting\n"));
+    assert_eq!(says(&stand, &["tick"]).split(' ').next(), Some("unchanged"));
+    assert!(says(&stand, &["status"]).contains("\nreports     0 waiting\n"));
+    assert_eq!(kept(&stand.config.state_dir), after);
     let names: Vec<&str> = after.iter().map(|file| file.to_str().unwrap()).collect();
     let replayed = says(&stand, &[&["replay"], &names[..]].concat());
     assert_eq!(replayed.matches("identical").count(), 20);
@@ -391,6 +402,8 @@ fn a_code_is_told_once_and_one_remedy_too() {
     let stand = deployed();
     stand.desire(0, "web:1.0", &[]);
     assert_eq!(run(&stand, &["tick"]).status.code(), Some(1));
+    let last = last_entry(&stand).1;
+    assert!(!last["detail"].as_str().unwrap().contains(last["remedy"].as_str().unwrap()), "{last}");
     for text in [says(&stand, &["history"]), says(&stand, &["status"])] {
         assert_eq!(text.matches("ROLLBACK_REFUSED").count(), 1, "{text}");
         assert_eq!(text.matches("agent.allow_rollback").count(), 1, "{text}");

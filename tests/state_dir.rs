@@ -231,6 +231,66 @@ fn a_tick_that_was_killed_is_in_the_history_with_what_is_known_of_it() {
 }
 
 #[test]
+fn a_rollback_that_was_killed_is_told_as_one_by_status_plan_and_history() {
+    let stand = new_box();
+    let config = fs::read_to_string(stand.config_file()).unwrap() + "on_unhealthy: rollback\n";
+    fs::write(stand.config_file(), config).unwrap();
+    stand.bootstrap();
+    applied(&stand);
+    let says = |args: &[&str]| start(&stand, args).ended().stdout;
+    let json = |args: &[&str]| serde_json::from_str::<Value>(&says(&[args, &["--format", "json"]].concat())).unwrap();
+    let good = json(&["status"]);
+    assert_eq!((&good["at_work_since"], &good["rolls_back"]), (&Value::Null, &Value::Null));
+
+    stand.image("shop/web:2.0", Behaviour::GetsUnhealthy(Pace { looks: 1, ms: 0 }), &[]);
+    stand.desire(2, "web:2.0", &[]);
+    // The first `up` is that of the new bundle.
+    for fault in [DockerFault::Slow(0), DockerFault::Hang] {
+        stand.docker.edit(|world| world.go_wrong("up", Some(1), fault)).unwrap();
+    }
+    let current = || fs::read_link(stand.config.state_dir.join("current")).unwrap();
+    let first = current();
+    let killed = start(&stand, &["tick"]);
+    wait_until("the new bundle is current", || current() != first);
+    wait_until("the former one is current again", || current() == first);
+    let text = says(&["status"]);
+    assert!(
+        text.contains("\nat work     a tick, since 20") && text.contains(": this tick or the next goes on"),
+        "{text}"
+    );
+    killed.signal(rustix::process::Signal::KILL);
+    drop(killed);
+
+    let status = json(&["status"]);
+    let short = |sha: &Value| sha.as_str().unwrap()[..12].to_owned();
+    assert_eq!((&status["unfinished"], &status["at_work_since"]), (&good["applied"]["sha"], &Value::Null), "{status}");
+    assert_eq!((&status["last_result"], &status["last_at"]), (&Value::from("failed"), &status["last_error"]["at"]));
+    let (back, failed) = (short(&status["unfinished"]), short(&status["rolls_back"]));
+    let text = says(&["status"]);
+    let told = format!("\nunfinished  a rollback to {back}, since {failed} failed: the next tick goes on with it\n");
+    assert!(text.contains(&told), "{text}");
+
+    let plan = says(&["tick", "--dry-run"]);
+    assert!(plan.contains(&format!("a rollback to {back}, since {failed} failed, was interrupted")), "{plan}");
+    assert!(
+        plan.contains("\n  recreate  web: its image is none of those that ") && !plan.contains("remove    "),
+        "{plan}"
+    );
+
+    // It may have been killed before it called Docker.
+    stand.docker.edit(|world| world.mishaps.clear()).unwrap();
+    let ran = tick(&stand);
+    assert!(ran.status == 1 && ran.stdout.starts_with(&format!("rolled_back {failed}")), "{ran:?}");
+    let last = says(&["history", "--format", "json"]);
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["outcome"], &last["why"]),
+        (&Value::from("rolled_back"), &Value::from("finishing an interrupted rollback")),
+        "{last}"
+    );
+}
+
+#[test]
 fn a_read_only_disk_is_told_nothing_is_called_and_the_next_tick_goes_on() {
     if !root() {
         return;
@@ -351,8 +411,8 @@ fn a_configuration_that_may_not_be_read_is_told_with_what_to_do() {
     command.env_clear().arg("--config").arg(stand.config_file()).arg("status").uid(4321).gid(4321);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
-    let told = "may not be read by this user: run this as the agent's user, or give the file, ";
-    assert!(output.status.code() == Some(78) && err.contains(told), "{err}");
+    let told = format!("{}: may not be read by this user: run this as the agent's user", stand.config_file().display());
+    assert!(output.status.code() == Some(78) && err.contains(&told), "{err}");
 }
 
 #[test]

@@ -124,7 +124,10 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
     let done = recording.done();
     let of_what = about(recording);
     let detail = match done {
-        Some(done) if !done.detail.is_empty() => done.detail.clone(),
+        Some(done) if !done.detail.is_empty() => {
+            // The code and the remedy have places of their own.
+            done.code.map_or_else(|| done.detail.clone(), |code| code.bare(&done.detail))
+        }
         // It went well in the end; what did not on the way is said in its warnings.
         Some(_) => said(recording, Level::Warn),
         None => {
@@ -141,7 +144,9 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
         exit: done.map(|done| done.exit.status()),
         sha: done.map_or(of_what.as_ref().map(|(sha, _)| sha), |done| done.sha.as_ref()).map(|sha| sha.to_string()),
         code: done.and_then(|done| done.code).map(|code| code.as_str()),
-        why: done.map_or(of_what.as_ref().map(|(_, cause)| *cause), |done| done.cause).map(why),
+        why: done.map_or(of_what.as_ref().map(|(_, cause)| *cause), |done| done.cause).map(|cause| {
+            if finishes_rollback(recording) { "finishing an interrupted rollback".to_owned() } else { why(cause) }
+        }),
         detail,
         remedy: done.and_then(|done| done.code).map(|code| code.remedy()),
         leases,
@@ -149,6 +154,20 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
         stages,
         recording: file,
     }
+}
+
+/// Whether this tick went on with a rollback of one before it. What it ended for keeps the cause of the deploy that failed.
+fn finishes_rollback(recording: &Recording) -> bool {
+    let began_in_it = recording.boot.state.unfinished.as_ref().is_some_and(|goal| goal.instead_of.is_some());
+    let effects = || {
+        recording.lines.iter().filter_map(|(_, line)| match line {
+            Line::Effect { stage, effect, .. } => Some((*stage, &effect.op)),
+            Line::Header { .. } | Line::Event { .. } | Line::Outcome { .. } | Line::Cut { .. } => None,
+        })
+    };
+    began_in_it
+        && effects().any(|(stage, _)| stage == StageName::Up)
+        && !effects().any(|(_, op)| matches!(op, Op::FetchBundle(_)))
 }
 
 /// What a tick without an end was about: the bundle, and why it was deployed.
@@ -194,9 +213,7 @@ fn text(entry: &Entry) -> String {
     let mut lines = vec![format!("{}  {}{sha}{code} in {}{why}", entry.at, entry.outcome, seconds(entry.duration_ms))];
     let mut row = |label: &str, text: &str| lines.push(format!("    {label:<9}  {text}"));
     if !entry.detail.is_empty() {
-        let code = Code::ALL.iter().find(|code| Some(code.as_str()) == entry.code);
-        let bare = code.map_or_else(|| entry.detail.clone(), |code| code.bare(&entry.detail));
-        row("what", &bare.replace('\n', "\n               "));
+        row("what", &entry.detail.replace('\n', "\n               "));
     }
     if let Some(remedy) = entry.remedy {
         row("to do", remedy);

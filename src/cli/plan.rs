@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use super::words::{moment, why};
 use crate::drivers::run_loop::Watch;
-use crate::effects::containers::Container;
+use crate::effects::containers::{Container, ContainerState};
 use crate::effects::manifest::Manifest;
 use crate::effects::model::Service;
-use crate::effects::state::{Applied, State, TokenSource};
+use crate::effects::state::{Applied, Goal, State, TokenSource};
 use crate::effects::{
     BundleFacts, Effect, Event, GrantName, Kind, Op, OpName, Sha, Stamp, TokenFacts, TokenName, ValueUse, counted,
 };
@@ -43,8 +43,11 @@ pub struct Plan {
 #[derive(Debug, Default)]
 struct Known {
     state: State,
-    before: Vec<Container>,
     manifest: Manifest,
+    /// Compose resolved the release: it is not one that an earlier tick left.
+    read: bool,
+    /// The release that comes up.
+    goal: Option<Goal>,
     up: bool,
 }
 
@@ -72,8 +75,15 @@ pub enum Fate {
         /// Why.
         why: Vec<String>,
     },
+    /// Its containers stay as they are, and one that does not run is started.
+    Started,
     /// Its containers go on running.
     Kept,
+    /// What the agent remembers does not tell.
+    NotKnown {
+        /// Why not, and what decides.
+        why: String,
+    },
     /// It is not part of the bundle any more.
     Removed,
 }
@@ -123,6 +133,11 @@ impl Watch for Plan {
         if name == OpName::Up {
             self.known.up = true;
         }
+        if let Op::SaveState(save) = &effect.op
+            && machine.stage() == StageName::Up
+        {
+            self.known.goal.clone_from(&save.state.unfinished);
+        }
         let pretended = match &effect.op {
             Op::ReadSecret(_) | Op::ReadLogs(_) => true,
             Op::LookupToken(lookup) => lookup.token == TokenName::Candidate || self.logs_in(),
@@ -139,7 +154,8 @@ impl Watch for Plan {
             Event::ModelRead(Ok(model)) => {
                 self.images = model.services.values().filter_map(|service| service.image.clone()).collect();
                 let applied = self.known.state.applied().cloned();
-                self.services = fates(applied.as_ref(), &model.services, &self.known.before);
+                self.known.read = true;
+                self.services = fates(applied.as_ref(), &model.services);
                 self.files = mounted_changes(applied.as_ref(), &model.services);
             }
             Event::TokenLookedUp(found) => {
@@ -170,27 +186,27 @@ impl Plan {
         }
     }
 
-    /// The containers before `up`: what is there is kept or recreated, what is not is created.
+    /// The containers before `up`: what is there is kept, started or recreated, what is not is created.
     fn looked(&mut self, containers: &[Container]) {
-        self.known.before = containers.to_vec();
-        let there: BTreeSet<&str> = containers.iter().map(|c| c.service.as_str()).collect();
-        for (name, fate) in &mut self.services {
-            if *fate != Fate::Removed && !there.contains(name.as_str()) {
-                *fate = Fate::Created;
-            }
-        }
-        for name in there {
-            self.services.entry(name.to_owned()).or_insert(Fate::Removed);
-        }
+        let Some(goal) = &self.known.goal else { return };
+        let before = Before::of(&self.known, goal);
         let changed: BTreeSet<String> = self.changed_variables();
-        let applied = self.known.state.applied().map(|applied| applied.services.clone()).unwrap_or_default();
-        for (name, fate) in &mut self.services {
-            let uses = applied.get(name).map(|service| service.variables.clone()).unwrap_or_default();
-            let secrets: Vec<String> = uses.into_iter().filter(|name| changed.contains(name)).collect();
-            if !secrets.is_empty() && *fate == Fate::Kept {
+        let mut fates = fates(self.known.state.applied(), &goal.services);
+        fates.retain(|_, fate| *fate != Fate::Removed);
+        for (name, fate) in &mut fates {
+            let Some(service) = goal.services.get(name) else { continue };
+            let secrets: Vec<&str> =
+                service.variables.iter().filter(|name| changed.contains(*name)).map(String::as_str).collect();
+            if *fate == Fate::Kept && !secrets.is_empty() {
                 *fate = Fate::Recreated { why: vec![format!("another version of {}", secrets.join(", "))] };
             }
+            let its: Vec<&Container> = containers.iter().filter(|c| c.service == *name).collect();
+            *fate = before.fate(fate.clone(), &its);
         }
+        for c in containers {
+            fates.entry(c.service.clone()).or_insert(Fate::Removed);
+        }
+        self.services = fates;
     }
 
     fn changed_variables(&self) -> BTreeSet<String> {
@@ -214,6 +230,16 @@ impl Plan {
                 self.known.state.applied().map_or("nothing".to_owned(), |applied| applied.sha.short().to_owned());
             lines.push(format!("{} {}: {}; applied is {applied}", paint("1", "bundle"), sha.short(), why(*cause)));
         }
+        if let (false, Some(goal)) = (self.known.read, &self.known.goal) {
+            lines.push(match &goal.instead_of {
+                Some(failed) => format!(
+                    "a rollback to {}, since {} failed, was interrupted; it is finished",
+                    goal.sha.short(),
+                    failed.sha.short()
+                ),
+                None => format!("the apply of {} was interrupted; it is finished", goal.sha.short()),
+            });
+        }
         // What the machine says of things that went well did not happen here.
         for note in self.notes.iter().filter(|note| note.level != Level::Info) {
             lines.push(paint("2", &format!("# {}", note.text)));
@@ -235,7 +261,9 @@ impl Plan {
                 lines.push(match fate {
                     Fate::Created => format!("  {}  {name}", paint("32", "create  ")),
                     Fate::Recreated { why } => format!("  {}  {name}: {}", paint("33", "recreate"), why.join("; ")),
+                    Fate::Started => format!("  {}  {name}", paint("33", "start   ")),
                     Fate::Kept => format!("  keep      {name}"),
+                    Fate::NotKnown { why } => format!("  ?         {name}: not known here: {why}"),
                     Fate::Removed => format!("  {}  {name}", paint("31", "remove  ")),
                 });
             }
@@ -273,12 +301,78 @@ impl Plan {
     }
 }
 
-/// What would become of each service, from what it is made of and what runs.
-pub fn fates(
-    applied: Option<&Applied>,
-    new: &BTreeMap<String, Service>,
-    running: &[Container],
-) -> BTreeMap<String, Fate> {
+/// What is known of the containers that are there before `up`.
+struct Before<'a> {
+    /// The release that comes up.
+    sha: &'a Sha,
+    /// The images that it had when it was healthy; none: not known, or another may have been pulled since.
+    images: BTreeSet<&'a String>,
+    /// What was started from here on may be of another release than the applied one: the first that was promoted then.
+    doubt: Option<(Stamp, &'a Sha)>,
+}
+
+impl<'a> Before<'a> {
+    fn of(known: &'a Known, goal: &'a Goal) -> Before<'a> {
+        let state = &known.state;
+        let applied = state.applied();
+        let since = applied.map_or(Stamp(i64::MIN), |applied| applied.at);
+        let other = state.promotions.iter().find(|promotion| promotion.at > since);
+        // Brought up again just as it was, it does not matter which of the two tries a container is of.
+        let same = |applied: &Applied| applied.sha == goal.sha && applied.secrets == goal.secrets && !known.read;
+        let doubtful = state.in_doubt || state.unfinished.is_some();
+        let doubtful = doubtful && (other.is_some() || !applied.is_some_and(same));
+        let good = state.good.iter().filter(|good| !known.read && good.sha == goal.sha);
+        Before {
+            sha: &goal.sha,
+            images: good.flat_map(|good| &good.images).collect(),
+            doubt: doubtful.then(|| other.map_or((since, &goal.sha), |other| (other.at, &other.sha))),
+        }
+    }
+
+    /// What becomes of a service with these containers. `fate`: if they are the applied release's.
+    fn fate(&self, fate: Fate, its: &[&Container]) -> Fate {
+        if its.is_empty() {
+            return Fate::Created;
+        }
+        let late = |c: &&&Container| match &self.doubt {
+            Some((since, _)) => c.started.is_none_or(|started| started >= *since),
+            None => false,
+        };
+        if let (Some(_), Some((_, other))) = (its.iter().find(late), &self.doubt) {
+            let foreign = |c: &&Container| !self.images.is_empty() && !self.images.contains(&c.image_id);
+            if its.iter().any(foreign) {
+                let why = format!("its image is none of those that {} had when it was healthy", self.sha.short());
+                return Fate::Recreated { why: vec![why] };
+            }
+            let of = if *other == self.sha {
+                format!("an earlier try at {} may have started it", self.sha.short())
+            } else {
+                format!("it may be of {} by now", other.short())
+            };
+            return Fate::NotKnown { why: format!("{of}; Compose keeps what is as {} says", self.sha.short()) };
+        }
+        match fate {
+            Fate::Created => {
+                Fate::NotKnown { why: "it has a container that the applied release does not know".to_owned() }
+            }
+            Fate::Kept if its.iter().any(|c| ended(c)) => Fate::Started,
+            fate => fate,
+        }
+    }
+}
+
+/// A container that `up` starts.
+fn ended(c: &Container) -> bool {
+    match c.state {
+        ContainerState::Created | ContainerState::Exited | ContainerState::Dead => true,
+        ContainerState::Running | ContainerState::Paused | ContainerState::Restarting | ContainerState::Removing => {
+            false
+        }
+    }
+}
+
+/// What would become of each service, from what it is made of.
+pub fn fates(applied: Option<&Applied>, new: &BTreeMap<String, Service>) -> BTreeMap<String, Fate> {
     let none = BTreeMap::new();
     let old = applied.map_or(&none, |applied| &applied.services);
     let mut fates = BTreeMap::new();
@@ -301,7 +395,7 @@ pub fn fates(
         };
         fates.insert(name.clone(), fate);
     }
-    for name in old.keys().chain(running.iter().map(|c| &c.service)) {
+    for name in old.keys() {
         fates.entry(name.clone()).or_insert(Fate::Removed);
     }
     fates

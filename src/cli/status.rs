@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
+use super::check::at_work_since;
 use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
@@ -19,11 +20,16 @@ use crate::fsm::retry;
 struct Status {
     #[serde(skip)]
     now: Stamp,
+    #[serde(skip)]
+    project: String,
     env_id: String,
     agent_version: String,
     applied: Option<AppliedStatus>,
     current: Option<Sha>,
     unfinished: Option<Sha>,
+    /// `unfinished` is brought back because this one failed.
+    rolls_back: Option<Sha>,
+    at_work_since: Option<Moment>,
     last_result: Option<LastResult>,
     last_at: Option<Moment>,
     last_error: Option<ErrorStatus>,
@@ -132,7 +138,9 @@ pub fn run(config: &Config, json: bool) -> u8 {
     if loaded.local.disk_full {
         notes.push("no space is left where the state is kept: what a tick does cannot be written down".to_owned());
     }
-    let status = status(config, loaded.state, &loaded.local, notes, now);
+    let at_work = at_work_since(&config.state_dir);
+    let status =
+        Status { at_work_since: at_work.map(Moment), ..status(config, loaded.state, &loaded.local, notes, now) };
     if json {
         match serde_json::to_string_pretty(&status) {
             Ok(json) => println!("{json}"),
@@ -174,8 +182,11 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
             remaining_s: left.map(|(seen_at, ttl_s)| (ttl_s - now.since_ms(seen_at) / 1000).max(0)),
         }
     });
+    let unfinished = state.unfinished.as_ref();
+    let failed = unfinished.and_then(|goal| goal.instead_of.as_deref());
     Status {
         now,
+        project: config.settings.project.clone(),
         env_id: config.settings.env_id.clone(),
         agent_version: config.settings.agent_version.clone(),
         applied: state.applied().map(|applied| AppliedStatus {
@@ -184,9 +195,12 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
             generation: applied.generation,
         }),
         current: local.current.clone(),
-        unfinished: state.unfinished.as_ref().map(|goal| goal.sha.clone()),
+        unfinished: unfinished.map(|goal| goal.sha.clone()),
+        rolls_back: failed.map(|failed| failed.sha.clone()),
+        at_work_since: None,
         last_result: state.last_result,
-        last_at: state.last_at.map(Moment),
+        // In the middle of a rollback the state has the new result, and the time of the end before it.
+        last_at: failed.map(|failed| failed.error.at).or(state.last_at).map(Moment),
         last_error: state.last_error.as_ref().map(error),
         trouble: state.trouble.as_ref().map(error),
         unsolved: state.unsolved.iter().map(error).collect(),
@@ -226,9 +240,18 @@ fn text(status: &Status) -> String {
         && status.applied.as_ref().is_none_or(|applied| applied.sha != *current)
     {
         lines.push(format!("current     {}, which is not what is applied", current.short()));
+        lines.push(format!("            its services may not run: `docker compose -p {} ps -a`", status.project));
     }
     if let Some(unfinished) = &status.unfinished {
-        lines.push(format!("unfinished  {}: the next tick goes on with it", unfinished.short()));
+        let what = match &status.rolls_back {
+            Some(failed) => format!("a rollback to {}, since {} failed", unfinished.short(), failed.short()),
+            None => unfinished.short().to_owned(),
+        };
+        let next = if status.at_work_since.is_some() { "this tick or the next" } else { "the next tick" };
+        lines.push(format!("unfinished  {what}: {next} goes on with it"));
+    }
+    if let Some(since) = &status.at_work_since {
+        lines.push(format!("at work     a tick, since {}", when(since)));
     }
     if let (Some(result), Some(at)) = (status.last_result, &status.last_at) {
         let result = match result {

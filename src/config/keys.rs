@@ -145,15 +145,18 @@ pub fn below(section: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// The valid key that looks most like `name`; one with the same last word counts as near, whatever the section.
+/// The valid key or section that looks most like `name`; a key with the same last word counts as near, whatever the
+/// section.
 pub fn nearest(name: &str) -> &'static str {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
-    let like = |key: &Key| {
-        let whole = strsim::normalized_damerau_levenshtein(key.name, name);
-        whole.max(0.99 * strsim::normalized_damerau_levenshtein(&last(key.name), &last(name)))
-    };
-    let best = KEYS.iter().max_by(|a, b| like(a).total_cmp(&like(b)));
-    best.map_or("env_id", |key| key.name)
+    let whole = |valid: &str| strsim::normalized_damerau_levenshtein(valid, name);
+    let keys = KEYS.iter().map(|key| {
+        let by_last = 0.99 * strsim::normalized_damerau_levenshtein(&last(key.name), &last(name));
+        (key.name, whole(key.name).max(by_last))
+    });
+    let sections = KEYS.iter().filter_map(|key| key.name.split_once('.')).map(|(section, _)| (section, whole(section)));
+    let best = keys.chain(sections).max_by(|(_, a), (_, b)| a.total_cmp(b));
+    best.map_or("env_id", |(valid, _)| valid)
 }
 
 impl Kind {

@@ -265,10 +265,9 @@ impl Recorder {
 
     fn judge(&mut self, op: &Op) {
         self.acted |= match (op.name(), op.name().kind()) {
-            // Part of many ticks that otherwise only look.
-            (OpName::SaveState | OpName::RenewToken, _) => false,
+            // Part of many ticks that otherwise only look, or send what waits.
+            (OpName::SaveState | OpName::RenewToken | OpName::DropReport, _) => false,
             (_, Kind::Write | Kind::Lease | Kind::Run) => true,
-            // A report that is taken leaves the outbox, which is a write; one that is not may be sent every minute.
             (_, Kind::Read | Kind::Report | Kind::Wait) => false,
         };
         self.new_credential |= matches!(op.name(), OpName::SaveGrant | OpName::SaveToken);
