@@ -6,11 +6,16 @@
 mod common;
 
 use common::script::*;
+use std::collections::BTreeMap;
+
+use monky_deployd::effects::containers::{Container, ContainerState, Health};
 use monky_deployd::effects::failure::Code;
-use monky_deployd::effects::state::Attempts;
-use monky_deployd::effects::{Event, GrantFacts, OpName, Stamp};
-use monky_deployd::fsm::Boot;
+use monky_deployd::effects::manifest::{Entry, Manifest};
+use monky_deployd::effects::model::{Model, Service};
+use monky_deployd::effects::state::{Attempts, Promotion};
+use monky_deployd::effects::{Event, GrantFacts, LogTail, Op, OpName, Sha, Stamp, ValueUse};
 use monky_deployd::fsm::stages::Done;
+use monky_deployd::fsm::{Boot, faults};
 
 /// A box that runs "a", changed.
 fn a_box(change: impl FnOnce(&mut Boot)) -> Boot {
@@ -120,4 +125,109 @@ fn a_grant_that_ends_at_this_very_moment_is_over() {
         let trace = with_grant(Some(ends));
         assert_eq!((end(&trace.done), trace.count(OpName::AskLease)), (("applied", None), leases), "{ends:?}");
     }
+}
+
+#[test]
+fn the_ends_of_the_logs_of_what_failed_share_half_of_the_room_for_a_detail() {
+    let services = |n: usize| (0..n).map(|i| format!("s{i}")).collect::<Vec<String>>();
+    for n in [1, 2, 3] {
+        let goal: BTreeMap<String, Service> =
+            services(n).into_iter().map(|s| (s, common::script::services()["web"].clone())).collect();
+        let model = Model { services: goal, ..Model::default() };
+        let sick = |service: String| Container {
+            id: service.clone(),
+            service,
+            ..container("", ContainerState::Running, Some(Health::Unhealthy))
+        };
+        let log = |service: String| LogTail { service, text: said(&"x".repeat(faults::DETAIL)) };
+        let script = Script::default()
+            .next(Event::ModelRead(Ok(model)))
+            .next(Event::Inspected(Ok(Vec::new())))
+            .next(Event::Inspected(Ok(services(n).into_iter().map(sick).collect())))
+            .next(Event::LogsRead(Ok(services(n).into_iter().map(log).collect())));
+        let trace = run(running_a(), script);
+        assert_eq!(end(&trace.done), ("failed", Some(Code::Unhealthy)));
+        let wanted = format!("says: …{}", "x".repeat(faults::DETAIL / 2 / n));
+        let (said, share) = (&trace.done.detail, wanted.chars().count());
+        assert!(said.matches(&wanted).count() >= 1 && !said.contains(&format!("{wanted}x")), "{n}, {share}: {said}");
+    }
+}
+
+#[test]
+fn images_that_nobody_needs_are_removed_only_when_that_is_asked_for_and_all_is_well() {
+    for (prune, pulled, removed) in [(false, true, 0), (true, true, 1), (true, false, 0)] {
+        let boot = a_box(|boot| {
+            boot.options.prune = prune;
+            boot.state.images.insert("sha256:old".to_owned());
+        });
+        let script = Script::default();
+        let script = if pulled { script } else { script.next(Event::Pulled(Err(refused_run("no")))) };
+        let trace = run(boot, script);
+        assert_eq!(trace.count(OpName::RemoveImages), removed, "prune {prune}, pulled {pulled}:\n{}", trace.text);
+    }
+}
+
+#[test]
+fn one_path_is_read_once_for_each_of_its_versions() {
+    let entry = |name: &str, version: Option<u64>| Entry {
+        usage: ValueUse::Env(name.to_owned()),
+        path: "monky/env-qa-02/db".to_owned(),
+        key: "value".to_owned(),
+        version,
+    };
+    for (versions, reads) in [([None, None], 1), ([Some(3), Some(3)], 1), ([Some(3), Some(4)], 2), ([None, Some(4)], 2)]
+    {
+        let entries = vec![entry("DB_PASSWORD", versions[0]), entry("DB_USER", versions[1])];
+        let script = Script::default().facts(|facts| {
+            facts.manifest = Ok(Manifest { entries });
+            facts.template = None;
+        });
+        let trace = run(running_a(), script);
+        assert_eq!((end(&trace.done), trace.count(OpName::ReadSecret)), (("applied", None), reads), "{versions:?}");
+    }
+}
+
+#[test]
+fn what_was_applied_before_is_remembered_once_in_order_and_the_last_fifty_of_it() {
+    let boot = |earlier: Vec<Sha>| {
+        a_box(|boot| {
+            boot.settings.keep_releases = 1;
+            boot.state.earlier = earlier;
+        })
+    };
+    let trace = run(boot(vec![sha("x"), sha("b"), sha("a")]), Script::default());
+    assert_eq!(trace.state.earlier, [sha("x"), sha("a")]);
+    let many: Vec<Sha> = (0..50).map(|n| sha(&format!("old {n}"))).collect();
+    let trace = run(boot(many.clone()), Script::default());
+    assert_eq!(trace.state.earlier, [&many[1..], &[sha("a")]].concat());
+    let kept: Vec<Sha> = trace.state.good.into_iter().map(|good| good.sha).collect();
+    assert_eq!(kept, [sha("b")]);
+}
+
+#[test]
+fn a_promotion_is_remembered_while_it_is_one_of_the_last_ten_or_a_container_was_started_under_it() {
+    let at = |n: i64| NOW.plus_s(n * 10 - 7200);
+    let name = |n: i64| sha(&format!("promotion {n}"));
+    let boot = a_box(|boot| boot.state.promotions = (0..12).map(|n| Promotion { sha: name(n), at: at(n) }).collect());
+    let old = |started: Option<Stamp>| {
+        let mut other = container("db", ContainerState::Running, Some(Health::Healthy));
+        other.started = started;
+        let web = container("web", ContainerState::Running, Some(Health::Healthy));
+        let look = || Event::Inspected(Ok(vec![web.clone(), other.clone()]));
+        let trace = run(boot.clone(), Script::default().next(look()).next(look()));
+        let Some(Op::PruneReleases(prune)) = trace.ops.iter().find(|op| op.name() == OpName::PruneReleases) else {
+            panic!("{}", trace.text)
+        };
+        let remembered: Vec<i64> =
+            (0..12).filter(|n| trace.state.promotions.iter().any(|promotion| promotion.sha == name(*n))).collect();
+        let folders: Vec<i64> = (0..12).filter(|n| prune.keep.contains(&name(*n))).collect();
+        (remembered, folders)
+    };
+    let ten = |first: &[i64]| [first, &[3, 4, 5, 6, 7, 8, 9, 10, 11]].concat();
+    assert_eq!(old(None), (ten(&[]), vec![]));
+    assert_eq!(old(Some(at(1))), (ten(&[1]), vec![1]));
+    assert_eq!(old(Some(at(1).plus_ms(-1))), (ten(&[0]), vec![0]));
+    assert_eq!(old(Some(at(2).plus_ms(-1))), (ten(&[1]), vec![1]));
+    assert_eq!(old(Some(at(0).plus_ms(-1))), (ten(&[0]), vec![0]), "older than all that is known: the oldest");
+    assert_eq!(old(Some(at(7))), (ten(&[]), vec![7]));
 }
