@@ -93,7 +93,7 @@ fn silent_registry() -> TcpListener {
 
 /// The processes that were called with this box's state directory: the agent's children, and theirs.
 fn children(rig: &Rig) -> Vec<String> {
-    let ours = rig.state_dir().join("releases").display().to_string();
+    let ours = format!("{}/", rig.state_dir().display());
     let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let argv = std::fs::read(entry.ok()?.path().join("cmdline")).ok()?;
         let argv = String::from_utf8_lossy(&argv).replace('\0', " ");
