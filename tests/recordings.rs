@@ -251,7 +251,7 @@ fn history_and_status_tell_a_tired_person_what_was_done_and_why() {
         "7 ticks that did something, oldest first",
         "what       compose pull: Error response from daemon: manifest for registry.example/shop/web:9.9 not found",
         "what       web: unhealthy; web says: starting | cannot migrate: column orders.total is missing; ",
-        "to do      look at OpenBao: sealed, standby, overloaded or not reachable",
+        "to do      look at what is named here: the CA file, the network, or OpenBao itself (sealed, standby, overloaded)",
         "leases     1 was spent",
         "recording  00",
     ] {
@@ -264,7 +264,7 @@ fn history_and_status_tell_a_tired_person_what_was_done_and_why() {
         "applied     ",
         " s ago), generation 4",
         "trouble     BAO_UNAVAILABLE since ",
-        "lookup-self: status 503: Vault is sealed\n            to do: look at OpenBao",
+        "lookup-self: status 503: Vault is sealed\n            to do: look at what is named here",
         "token       lease, 59 min left",
         "leases      1 of 5",
         "reports     1 waiting",
@@ -272,7 +272,10 @@ fn history_and_status_tell_a_tired_person_what_was_done_and_why() {
         assert!(status.contains(words), "{words}: {status}");
     }
     let json: Value = serde_json::from_str(&says(&stand, &["status", "--format", "json"])).unwrap();
-    assert_eq!(json["trouble"]["remedy"], "look at OpenBao: sealed, standby, overloaded or not reachable");
+    assert_eq!(
+        json["trouble"]["remedy"],
+        "look at what is named here: the CA file, the network, or OpenBao itself (sealed, standby, overloaded)"
+    );
     assert!(json["applied"]["since"].as_str().unwrap().ends_with('Z'), "{json}");
     // Another bundle that fails is an error with its time, and attempts with the next one's.
     stand.bao.seal(false);

@@ -1603,6 +1603,12 @@ fn health_and_rollback() -> Vec<Scenario> {
         job.restart_policy = containers::RestartPolicy::No;
         Event::Inspected(Ok(vec![job]))
     };
+    let probed = |ended: &str, exit_code: i64, health| {
+        let mut c = container("web", ContainerState::Running, Some(health));
+        let words = said("no route to the database");
+        c.probe = Some(containers::Probe { ended: ended.to_owned(), exit_code, said: words });
+        Event::Inspected(Ok(vec![c]))
+    };
     let none = || Event::Inspected(Ok(Vec::new()));
     vec![
         scenario(
@@ -1682,6 +1688,25 @@ fn health_and_rollback() -> Vec<Scenario> {
                 );
                 assert_eq!(t.count(OpName::Up), 1);
                 assert_eq!(t.state.applied().map(|applied| applied.sha.clone()), Some(sha("a")));
+            },
+        ),
+        scenario(
+            "what_a_healthcheck_found_before_up_is_waited_out",
+            running_a(),
+            Script::default().times(3, &probed("t1", 1, Health::Unhealthy)).next(probed("t2", 0, Health::Healthy)),
+            |t| {
+                applied_b(t);
+                assert_eq!(t.count(OpName::WaitUntil), 2);
+            },
+        ),
+        scenario(
+            "a_healthcheck_that_fails_again_after_up_fails_with_its_words",
+            running_a(),
+            Script::default().times(2, &probed("t1", 1, Health::Unhealthy)).next(probed("t2", 1, Health::Unhealthy)),
+            |t| {
+                failed_with(t, Code::Unhealthy);
+                let words = "web: unhealthy (its check exited with 1: no route to the database)";
+                assert!(t.done.detail.contains(words), "{}", t.done.detail);
             },
         ),
         scenario(

@@ -159,6 +159,7 @@ fn healthy(name: &str, service: &Service, now: Stamp) -> Vec<Container> {
         image_id: String::new(),
         state: ContainerState::Running,
         health: Some(Health::Healthy),
+        probe: None,
         exit_code: 0,
         error: Scrubbed::default(),
         restart_count: 0,

@@ -12,6 +12,8 @@ use super::{Scrub, Scrubbed, Stamp};
 
 /// The label by which Compose names a container's service.
 const SERVICE_LABEL: &str = "com.docker.compose.service";
+/// Of what a healthcheck prints Docker keeps so many bytes.
+const PROBE_OUTPUT: usize = 4096;
 
 /// Docker's word for what a container does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -60,6 +62,17 @@ pub enum RestartPolicy {
     UnlessStopped,
 }
 
+/// The last run of a container's healthcheck.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// When it ended, in Docker's own words: to be compared, not computed with.
+    pub ended: String,
+    /// What it exited with; -1 if it took too long.
+    pub exit_code: i64,
+    /// What it printed, if it failed and Docker kept all of it; else empty.
+    pub said: Scrubbed,
+}
+
 /// One container of the project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Container {
@@ -75,6 +88,9 @@ pub struct Container {
     pub state: ContainerState,
     /// Its healthcheck's verdict; none without a healthcheck.
     pub health: Option<Health>,
+    /// The last run of its healthcheck; none before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Probe>,
     /// Its exit code, as inspect tells it (0 while it runs).
     pub exit_code: i64,
     /// Why it could not be started; empty if nothing was said.
@@ -128,6 +144,26 @@ struct InspectedState {
 #[serde(rename_all = "PascalCase")]
 struct InspectedHealth {
     status: Option<String>,
+    log: Option<Vec<InspectedProbe>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedProbe {
+    end: Option<String>,
+    exit_code: Option<i64>,
+    output: Option<String>,
+}
+
+impl InspectedProbe {
+    fn into_probe(self, scrub: &dyn Scrub) -> Probe {
+        let InspectedProbe { end, exit_code, output } = self;
+        let (exit_code, output) = (exit_code.unwrap_or_default(), output.unwrap_or_default());
+        // What was cut off may end in the beginning of a secret, which nobody would know for one.
+        let whole = exit_code != 0 && output.len() < PROBE_OUTPUT;
+        let said = if whole { Scrubbed::new(scrub, &output) } else { Scrubbed::default() };
+        Probe { ended: end.unwrap_or_default(), exit_code, said }
+    }
 }
 
 #[derive(Deserialize)]
@@ -153,7 +189,8 @@ impl Inspected {
         let Inspected { id, name, image, restart_count, state, host_config, config } = self;
         let name = name.unwrap_or_default().trim_start_matches('/').to_owned();
         let unknown = |what: &str, word: &str| format!("container {name:?} has a {what} {word:?} that is not known");
-        let health = match state.health.and_then(|health| health.status).as_deref() {
+        let (health, probes) = state.health.map_or((None, None), |health| (health.status, health.log));
+        let health = match health.as_deref() {
             // Docker's word for "has no healthcheck".
             None | Some("" | "none") => None,
             Some("starting") => Some(Health::Starting),
@@ -176,6 +213,7 @@ impl Inspected {
             image_id: image.unwrap_or_default(),
             state: state.status,
             health,
+            probe: probes.and_then(|mut probes| probes.pop()).map(|probe| probe.into_probe(scrub)),
             exit_code: state.exit_code.unwrap_or_default(),
             error: Scrubbed::new(scrub, &state.error.unwrap_or_default()),
             restart_count: restart_count.unwrap_or_default(),
@@ -233,6 +271,28 @@ mod tests {
         assert_eq!(read("unless-stopped", "unhealthy"), Ok((RestartPolicy::UnlessStopped, Some(Health::Unhealthy))));
         assert!(read("sometimes", "").unwrap_err().contains("sometimes"));
         assert!(read("", "fine").unwrap_err().contains("fine"));
+    }
+
+    #[test]
+    fn the_last_run_of_a_healthcheck_is_read_and_its_words_are_scrubbed() {
+        let read = |log: &str| {
+            let health = format!(r#"{{"Status":"unhealthy","FailingStreak":2,"Log":{log}}}"#);
+            let json = format!(r#"[{{"Id":"i","State":{{"Status":"running","Health":{health}}}}}]"#);
+            parse_inspect(json.as_bytes(), &Keep).unwrap().remove(0).probe
+        };
+        let said = |ended: &str, exit_code, said: &str| {
+            Some(Probe { ended: ended.to_owned(), exit_code, said: Scrubbed::new(&Keep, said) })
+        };
+        let probe = |end: &str, exit: i64, output: &str| {
+            format!(r#"{{"Start":"t0","End":"{end}","ExitCode":{exit},"Output":"{output}"}}"#)
+        };
+        let (first, last) = (probe("t1", 0, "fine"), probe("t2", 7, "a hidden thing"));
+        assert_eq!(read(&format!("[{first},{last}]")), said("t2", 7, "a *** thing"));
+        assert_eq!(read(&format!("[{last},{first}]")), said("t1", 0, ""));
+        assert_eq!(read(&format!("[{}]", probe("t3", 1, &"x".repeat(4095)))), said("t3", 1, &"x".repeat(4095)));
+        assert_eq!(read(&format!("[{}]", probe("t3", 1, &"x".repeat(4096)))), said("t3", 1, ""));
+        assert_eq!(read("[{}]"), said("", 0, ""));
+        assert_eq!((read("[]"), read("null")), (None, None));
     }
 
     #[test]

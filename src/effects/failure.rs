@@ -73,7 +73,7 @@ codes! {
         PullTimeout = "PULL_TIMEOUT", "the pull took too long: look at the registry's speed or raise pull_timeout_s";
         UpFailed = "UP_FAILED", "mend what Compose says";
         UpTimeout = "UP_TIMEOUT", "`up` did not return in time: look at depends_on conditions or raise healthy_timeout_s";
-        Unhealthy = "UNHEALTHY", "mend the named services; the end of their logs is here";
+        Unhealthy = "UNHEALTHY", "mend the named services; `docker logs` tells more";
         DiskFull = "DISK_FULL", "free space on the state directory's or Docker's disk";
     }
     Temporary {
@@ -81,7 +81,7 @@ codes! {
         TenancyUnreachable = "TENANCY_UNREACHABLE", "look at what is named here: the CA file, the mesh tunneler, DNS, or tenancy itself";
         TenancyError = "TENANCY_ERROR", "look at env_id on this box, and at tenancy's log";
         LeaseRateLimited = "LEASE_RATE_LIMITED", "wait (`status` tells until when), or store a bootstrap grant: a deploy goes on with it without a lease";
-        BaoUnavailable = "BAO_UNAVAILABLE", "look at OpenBao: sealed, standby, overloaded or not reachable";
+        BaoUnavailable = "BAO_UNAVAILABLE", "look at what is named here: the CA file, the network, or OpenBao itself (sealed, standby, overloaded)";
     }
 }
 

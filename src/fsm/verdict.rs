@@ -8,9 +8,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::faults::{last_chars, one_line};
 use crate::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use crate::effects::model::Service;
 use crate::effects::{Stamp, by_service};
+
+/// So many characters of what a healthcheck printed are told.
+const PROBE_WORDS: usize = 160;
 
 /// How a container was at an earlier look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +25,9 @@ pub struct Seen {
     pub restart_count: u64,
     /// When this agent first saw it run with that `StartedAt`; none before `up`.
     pub since: Option<Stamp>,
+    /// When the last run of its healthcheck before `up` ended, in Docker's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probed: Option<String>,
 }
 
 /// The earlier looks, by container id.
@@ -67,9 +74,15 @@ pub enum Verdict<'a> {
     Failing(Vec<Found<'a>>),
 }
 
-/// What was there before `up`: restarts from then on count, and a start that `up` makes does not.
+/// What was there before `up`: restarts from then on count, a start that `up` makes does not, and neither does what a
+/// healthcheck found earlier.
 pub fn before_up(containers: &[Container]) -> Baseline {
-    let seen = |c: &Container| Seen { started_at: c.started_at.clone(), restart_count: c.restart_count, since: None };
+    let seen = |c: &Container| Seen {
+        started_at: c.started_at.clone(),
+        restart_count: c.restart_count,
+        since: None,
+        probed: c.probe.as_ref().map(|probe| probe.ended.clone()),
+    };
     containers.iter().map(|c| (c.id.clone(), seen(c))).collect()
 }
 
@@ -84,6 +97,23 @@ fn kept_running(policy: RestartPolicy) -> bool {
     match policy {
         RestartPolicy::No | RestartPolicy::OnFailure => false,
         RestartPolicy::Always | RestartPolicy::UnlessStopped => true,
+    }
+}
+
+/// Whether its healthcheck did not run since `up`: what made it fail may be mended since.
+fn probed_before_up(c: &Container, seen: &Seen) -> bool {
+    c.probe.as_ref().is_some_and(|probe| seen.probed.as_deref() == Some(&probe.ended))
+}
+
+/// A health, and why its check failed last.
+fn with_probe(health: &'static str, c: &Container) -> Cow<'static, str> {
+    match &c.probe {
+        Some(probe) if probe.exit_code != 0 => {
+            let said = last_chars(&one_line(probe.said.as_str()), PROBE_WORDS);
+            let colon = if said.is_empty() { "" } else { ": " };
+            format!("{health} (its check exited with {}{colon}{said})", probe.exit_code).into()
+        }
+        Some(_) | None => health.into(),
     }
 }
 
@@ -104,8 +134,11 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
         ContainerState::Paused => Fine::NotYet("paused".into()),
         ContainerState::Removing => Fine::NotYet("being removed".into()),
         ContainerState::Running => match c.health {
-            Some(Health::Unhealthy) => Fine::No("unhealthy".into()),
-            Some(Health::Starting) => Fine::NotYet("health: starting".into()),
+            Some(Health::Unhealthy) if probed_before_up(c, seen) => {
+                Fine::NotYet("unhealthy from before, until its check runs again".into())
+            }
+            Some(Health::Unhealthy) => Fine::No(with_probe("unhealthy", c)),
+            Some(Health::Starting) => Fine::NotYet(with_probe("health: starting", c)),
             Some(Health::Healthy) => Fine::Yes,
             None => {
                 let ran_ms = seen.since.map_or(0, |since| now.since_ms(since));
@@ -143,7 +176,7 @@ pub fn judge<'a>(
             let seen = match baseline.get_mut(&c.id) {
                 Some(seen) => seen,
                 None => {
-                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None };
+                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None, probed: None };
                     baseline.entry(c.id.clone()).or_insert(fresh)
                 }
             };
@@ -178,6 +211,7 @@ pub fn judge<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::effects::containers::Probe;
     use crate::effects::{Scrub, Scrubbed};
 
     /// No secret is in these words.
@@ -202,6 +236,7 @@ mod tests {
             image_id: String::new(),
             state,
             health: None,
+            probe: None,
             exit_code: 0,
             error: Scrubbed::default(),
             restart_count: 0,
@@ -245,6 +280,52 @@ mod tests {
         for (c, word, why) in cases {
             assert_eq!(verdict(&c, 10), (word, why.to_owned()), "{c:?}");
         }
+    }
+
+    /// Running, with a healthcheck that found it so, and ended then.
+    fn probed(health: Health, ended: &str, exit_code: i64, words: &str) -> Container {
+        container(ContainerState::Running, |c| {
+            c.health = Some(health);
+            c.probe = Some(Probe { ended: ended.to_owned(), exit_code, said: said(words) });
+        })
+    }
+
+    #[test]
+    fn why_a_healthcheck_failed_last_is_told() {
+        let why = |c: &Container| verdict(c, 10).1;
+        let refused = "curl: (7) refused\n\n  try again\n";
+        let told = "(its check exited with 7: curl: (7) refused | try again)";
+        assert_eq!(why(&probed(Health::Unhealthy, "t1", 7, refused)), format!("unhealthy {told}"));
+        assert_eq!(why(&probed(Health::Starting, "t1", 7, refused)), format!("health: starting {told}"));
+        assert_eq!(why(&probed(Health::Starting, "t1", 0, "")), "health: starting");
+        assert_eq!(why(&probed(Health::Unhealthy, "t1", -1, "")), "unhealthy (its check exited with -1)");
+        let long = why(&probed(Health::Unhealthy, "t1", 1, &"x".repeat(PROBE_WORDS + 1)));
+        assert_eq!(long, format!("unhealthy (its check exited with 1: …{})", "x".repeat(PROBE_WORDS)));
+    }
+
+    #[test]
+    fn what_a_healthcheck_found_before_up_is_no_verdict_until_it_runs_again() {
+        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
+        let look = |before: &Container, now: &Container| {
+            let mut baseline = before_up(std::slice::from_ref(before));
+            let now = std::slice::from_ref(now);
+            match judge(&services, now, &mut baseline, Stamp(0), 10) {
+                Verdict::Healthy => "healthy",
+                Verdict::Waiting(_) => "waiting",
+                Verdict::Failing(_) => "failing",
+            }
+        };
+        let sick = |ended| probed(Health::Unhealthy, ended, 1, "");
+        let well = |ended| probed(Health::Healthy, ended, 0, "");
+        assert_eq!(look(&sick("t1"), &sick("t1")), "waiting");
+        assert_eq!(look(&sick("t1"), &sick("t2")), "failing");
+        assert_eq!(look(&sick("t1"), &well("t2")), "healthy");
+        assert_eq!(look(&well("t1"), &well("t1")), "healthy");
+        // Another container, or a Docker that tells nothing of its checks.
+        let another = |c: Container| Container { id: "2".to_owned(), ..c };
+        assert_eq!(look(&sick("t1"), &another(sick("t1"))), "failing");
+        let silent = container(ContainerState::Running, |c| c.health = Some(Health::Unhealthy));
+        assert_eq!(look(&silent, &silent), "failing");
     }
 
     #[test]

@@ -153,6 +153,7 @@ pub fn container(service: &str, state: ContainerState, health: Option<Health>) -
         image_id: "sha256:b".to_owned(),
         state,
         health,
+        probe: None,
         exit_code: 0,
         error: Scrubbed::default(),
         restart_count: 0,

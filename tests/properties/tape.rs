@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use monky_deployd::effects::containers::{Container, ContainerState, Health, RestartPolicy};
+use monky_deployd::effects::containers::{Container, ContainerState, Health, Probe, RestartPolicy};
 use monky_deployd::effects::failure::{Code, Refusal};
 use monky_deployd::effects::meta::Meta;
 use monky_deployd::effects::model::{Model, Service};
@@ -145,6 +145,9 @@ pub fn a_container(tape: &mut Tape) -> Container {
     let health = tape.of(&[Some(Health::Healthy), None, Some(Health::Starting), Some(Health::Unhealthy)]);
     let mut container = container(service, state, health);
     container.id = format!("{service}-{}", tape.pick(2));
+    let probe =
+        |ended: &str, exit_code| Some(Probe { ended: ended.to_owned(), exit_code, said: said("no route to host") });
+    container.probe = tape.of(&[None, probe("t1", 0), probe("t1", 1), probe("t2", -1)]);
     container.exit_code = tape.of(&[0, 7, 137]);
     container.error = tape.of(&[said(""), said("no such file")]);
     container.restart_count = tape.of(&[0, 0, 0, 3]);

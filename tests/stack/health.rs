@@ -139,12 +139,33 @@ fn a_healthcheck_that_fails_is_unhealthy_and_one_that_never_decides_is_late() {
         };
         rig.desire(&rig.simple(1, &compose("echo no heart; exit 1"), &[]));
         let ran = rig.tick_fails("UNHEALTHY");
-        assert!(ran.stderr.contains("web: unhealthy"), "{}", ran.stderr);
+        let told = "web: unhealthy (its check exited with 1: no heart)";
+        assert!(ran.stderr.contains(told), "{}", ran.stderr);
+        assert!(rig.report()["detail"].as_str().unwrap().contains(told), "{}", rig.report());
 
         let late = json!({"env_id": rig.env_id, "generation": 2, "agent": {"healthy_timeout_s": 12}}).to_string();
         rig.desire(&rig.simple(2, &compose("sleep 100"), &[("meta.json", &late)]));
         let ran = rig.tick_fails("UNHEALTHY");
         assert!(ran.stderr.contains("web: not healthy within 12 s"), "{}", ran.stderr);
+    });
+}
+
+#[test]
+fn a_deploy_that_is_forced_after_its_cause_was_mended_waits_for_the_next_check() {
+    on_one(|rig| {
+        let compose = "
+services:
+  web:
+    image: '@web:1'
+    healthcheck: {test: [CMD, test, -e, /tmp/mended], interval: 8s, retries: 1}
+";
+        let sha = rig.desire(&rig.simple(1, compose, &[]));
+        rig.tick_fails("UNHEALTHY");
+        let web = rig.life("web");
+        rig.shell("web", "touch /tmp/mended");
+        let ran = rig.run(&["tick", "--force"]);
+        assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]), "{ran:?}");
+        assert_eq!(rig.life("web"), web, "Compose had nothing to recreate");
     });
 }
 

@@ -10,7 +10,7 @@ use crate::effects::failure::Code;
 use crate::effects::state::Goal;
 use crate::effects::{Event, Inspect, LogTail, ReadLogs, RunFault, Stamp, WaitUntil};
 use crate::fsm::edges::Leads;
-use crate::fsm::faults::{self, Failure};
+use crate::fsm::faults::{self, Failure, last_chars, one_line};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
 use crate::fsm::verdict::{self, Baseline, Finding, Found, Verdict};
@@ -121,8 +121,14 @@ impl Flow<Healthy> {
             Ok(tails) => {
                 // The end of a log is what tells; each gets its share of the room.
                 let share = faults::DETAIL / 2 / tails.len().max(1);
-                for tail in tails.iter().filter(|tail| !tail.text.as_str().trim().is_empty()) {
-                    what.push(format!("{} says: {}", tail.service, last_chars(&one_line(tail.text.as_str()), share)));
+                for tail in tails {
+                    let text = last_chars(&one_line(tail.text.as_str()), share);
+                    let nothing = text.is_empty();
+                    what.push(if nothing {
+                        format!("{} logged nothing", tail.service)
+                    } else {
+                        format!("{} says: {text}", tail.service)
+                    });
                 }
             }
             Err(_) => what.push("the logs could not be read".to_owned()),
@@ -141,15 +147,4 @@ fn in_words(what: &[Found<'_>]) -> String {
         words.extend([gap, found.service, ": ", &found.why]);
     }
     words
-}
-
-fn one_line(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines.join(" | ")
-}
-
-fn last_chars(text: &str, most: usize) -> String {
-    let skip = text.chars().count().saturating_sub(most);
-    let tail: String = text.chars().skip(skip).collect();
-    if skip == 0 { tail } else { format!("…{tail}") }
 }
