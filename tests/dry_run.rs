@@ -271,7 +271,9 @@ fn a_plan_of_a_forced_tick_starts_what_was_stopped() {
     assert_eq!(fates_of["web"]["fate"], "started", "{text}");
     assert!(text.contains("  start     web\n"), "{text}");
     let (text, fates_of) = fates(boot, stopped(containers::ContainerState::Running));
-    assert_eq!(fates_of["web"]["fate"], "kept", "{text}");
+    let kept = serde_json::json!({"fate": "kept", "unless_newer": ["DB_PASSWORD"]});
+    assert_eq!(fates_of["web"], kept, "its secret is not pinned: {text}");
+    assert!(text.contains("  keep      web, unless there is a newer version of DB_PASSWORD\n"), "{text}");
 }
 
 #[test]

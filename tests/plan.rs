@@ -129,6 +129,7 @@ fn a_plan_is_what_a_tick_does_and_changes_nothing() {
         assert!(!ops(&second).contains(&"ask_lease".to_owned()), "the token is reused");
         let fate = |name: &str| second["services"][name]["fate"].as_str().unwrap().to_owned();
         assert_eq!([fate("web"), fate("db"), fate("new"), fate("old")], ["recreated", "kept", "created", "removed"]);
+        assert_eq!(second["services"]["db"]["unless_newer"], json!(["PASSWORD"]));
         assert_eq!(second["secrets"]["PASSWORD"], json!({"change": "latest", "applied": 1}));
         let (web, db) = (rig.id("web"), rig.id("db"));
         real_tick_does_what_was_planned(rig, &second);

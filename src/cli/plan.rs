@@ -78,7 +78,11 @@ pub enum Fate {
     /// Its containers stay as they are, and one that does not run is started.
     Started,
     /// Its containers go on running.
-    Kept,
+    Kept {
+        /// Its variables whose secrets are not pinned: a newer version of one, which only a real tick reads, recreates it.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        unless_newer: Vec<String>,
+    },
     /// What the agent remembers does not tell.
     NotKnown {
         /// Why not, and what decides.
@@ -190,15 +194,16 @@ impl Plan {
     fn looked(&mut self, containers: &[Container]) {
         let Some(goal) = &self.known.goal else { return };
         let before = Before::of(&self.known, goal);
-        let changed: BTreeSet<String> = self.changed_variables();
         let mut fates = fates(self.known.state.applied(), &goal.services);
         fates.retain(|_, fate| *fate != Fate::Removed);
         for (name, fate) in &mut fates {
             let Some(service) = goal.services.get(name) else { continue };
-            let secrets: Vec<&str> =
-                service.variables.iter().filter(|name| changed.contains(*name)).map(String::as_str).collect();
-            if *fate == Fate::Kept && !secrets.is_empty() {
-                *fate = Fate::Recreated { why: vec![format!("another version of {}", secrets.join(", "))] };
+            if let Fate::Kept { unless_newer } = fate {
+                let changed = self.secrets_of(service, |change| matches!(change, SecretChange::Changed { .. }));
+                *unless_newer = self.secrets_of(service, |change| matches!(change, SecretChange::Latest { .. }));
+                if !changed.is_empty() {
+                    *fate = Fate::Recreated { why: vec![format!("another version of {}", changed.join(", "))] };
+                }
             }
             let its: Vec<&Container> = containers.iter().filter(|c| c.service == *name).collect();
             *fate = before.fate(fate.clone(), &its);
@@ -209,9 +214,9 @@ impl Plan {
         self.services = fates;
     }
 
-    fn changed_variables(&self) -> BTreeSet<String> {
-        let changed = |change: &SecretChange| matches!(change, SecretChange::Changed { .. });
-        self.secrets.iter().filter(|(_, change)| changed(change)).map(|(name, _)| name.clone()).collect()
+    /// The variables of a service whose secrets change so.
+    fn secrets_of(&self, service: &Service, so: impl Fn(&SecretChange) -> bool) -> Vec<String> {
+        service.variables.iter().filter(|name| self.secrets.get(*name).is_some_and(&so)).cloned().collect()
     }
 
     /// The plan is complete.
@@ -262,7 +267,10 @@ impl Plan {
                     Fate::Created => format!("  {}  {name}", paint("32", "create  ")),
                     Fate::Recreated { why } => format!("  {}  {name}: {}", paint("33", "recreate"), why.join("; ")),
                     Fate::Started => format!("  {}  {name}", paint("33", "start   ")),
-                    Fate::Kept => format!("  keep      {name}"),
+                    Fate::Kept { unless_newer } if unless_newer.is_empty() => format!("  keep      {name}"),
+                    Fate::Kept { unless_newer } => {
+                        format!("  keep      {name}, unless there is a newer version of {}", unless_newer.join(" or "))
+                    }
                     Fate::NotKnown { why } => format!("  ?         {name}: not known here: {why}"),
                     Fate::Removed => format!("  {}  {name}", paint("31", "remove  ")),
                 });
@@ -355,7 +363,7 @@ impl<'a> Before<'a> {
             Fate::Created => {
                 Fate::NotKnown { why: "it has a container that the applied release does not know".to_owned() }
             }
-            Fate::Kept if its.iter().any(|c| ended(c)) => Fate::Started,
+            Fate::Kept { .. } if its.iter().any(|c| ended(c)) => Fate::Started,
             fate => fate,
         }
     }
@@ -390,7 +398,7 @@ pub fn fates(applied: Option<&Applied>, new: &BTreeMap<String, Service>) -> BTre
                 if was.mounts != service.mounts {
                     why.push("the bundle content that it mounts".to_owned());
                 }
-                if why.is_empty() { Fate::Kept } else { Fate::Recreated { why } }
+                if why.is_empty() { Fate::Kept { unless_newer: Vec::new() } } else { Fate::Recreated { why } }
             }
         };
         fates.insert(name.clone(), fate);
