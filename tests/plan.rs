@@ -140,6 +140,45 @@ fn a_plan_is_what_a_tick_does_and_changes_nothing() {
 }
 
 #[test]
+fn a_plan_tells_what_goes_along_with_another_service_and_what_only_compose_decides() {
+    on_each(|rig| {
+        let compose = |v: u8, scale: u8, waits: &str| {
+            let service = "image: '@tool:1', command: [sleep, '1000']";
+            format!(
+                "services:
+  db: {{{service}, labels: {{v: '{v}'}}}}
+  side: {{{service}, network_mode: 'service:db'}}
+  from: {{{service}, volumes_from: [db]}}
+  waits: {{{service}, depends_on: [db]}}
+  more: {{{service}, scale: {scale}}}
+  lone: {{{service}, depends_on: [{waits}]}}
+  same: {{{service}, depends_on: [more]}}
+"
+            )
+        };
+        rig.deploy(&rig.simple(1, &compose(1, 1, ""), &[]));
+        rig.desire(&rig.simple(2, &compose(2, 2, "more"), &[]));
+        let planned = plan(rig, 0);
+        let fate = |name: &str| planned["services"][name]["fate"].as_str().unwrap().to_owned();
+        assert_eq!([fate("db"), fate("side"), fate("from")], ["recreated", "recreated", "recreated"], "{planned}");
+        assert_eq!([fate("waits"), fate("lone")], ["not_known", "not_known"], "{planned}");
+        assert_eq!(planned["services"]["more"], json!({"fate": "scaled", "from": 1, "to": 2}));
+        assert_eq!(planned["services"]["same"], json!({"fate": "kept"}));
+        let text = rig.run(&["tick", "--dry-run"]).stdout;
+        assert!(text.contains("  scale     more: 1 of 2 there\n"), "{text}");
+
+        let before = ["db", "side", "from", "more", "same"].map(|name| rig.id(name));
+        real_tick_does_what_was_planned(rig, &planned);
+        for (name, was) in ["db", "side", "from"].iter().zip(&before) {
+            assert_ne!(rig.id(name), *was, "{name} was planned to be recreated");
+        }
+        let more = rig.ids("more");
+        assert!(more.len() == 2 && more.contains(&before[3]), "{more:?}");
+        assert_eq!(rig.id("same"), before[4], "planned: kept");
+    });
+}
+
+#[test]
 fn a_plan_of_a_refused_bundle_says_so_and_ends_like_the_tick() {
     let Some(stack) = stack() else { return };
     let rig = Rig::new(&stack, &compose_versions(&stack)[0]);

@@ -64,8 +64,14 @@ pub struct Service {
     pub mounted: Vec<String>,
     /// How many containers it should have; 1 if a variable decides.
     pub scale: u32,
-    /// Digest of its definition, variables not filled in, wherever the release lies.
+    /// Digest of what Compose compares of its definition, variables not filled in, wherever the release lies.
     pub definition: String,
+    /// The services that it depends on, in whatever way, and how (Compose's own JSON).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub depends: BTreeMap<String, String>,
+    /// Those whose network, processes, memory or volumes it shares.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub shares: BTreeSet<String>,
     /// The variables that its definition uses, in order.
     pub variables: Vec<String>,
     /// The variables whose values are in files that it mounts (`configs` and `secrets` by `content` or `environment`):
@@ -121,13 +127,16 @@ impl Model {
                     continue;
                 }
                 model.warnings.extend(mounts.warnings.iter().cloned());
-                let definition = service.to_string();
+                let definition = compared(service).to_string();
+                let depends = entries(service.get("depends_on")).map(|(name, how)| (name.clone(), how.to_string()));
                 let service = Service {
                     image: text(service, "image").map(str::to_owned),
                     mounts: mounts.digest(),
                     mounted: mounts.paths(),
                     scale,
                     definition: hex_sha(&definition.replace(&ground.project, ".")),
+                    depends: depends.collect(),
+                    shares: shares(service),
                     variables: variables(&definition),
                     mounted_variables: mounts.variables.into_iter().collect(),
                 };
@@ -618,6 +627,31 @@ fn variables(text: &str) -> Vec<String> {
     names.into_iter().collect()
 }
 
+/// What Compose compares to know whether a container is still what its service says: all but how many there are, when it
+/// pulls, and (not at first: with 2.26 this recreates) what it depends on.
+fn compared(service: &Value) -> Value {
+    let mut compared = service.clone();
+    if let Some(keys) = compared.as_object_mut() {
+        for key in ["scale", "pull_policy", "depends_on"] {
+            keys.remove(key);
+        }
+        if let Some(deploy) = keys.get_mut("deploy").and_then(Value::as_object_mut) {
+            deploy.remove("replicas");
+        }
+    }
+    compared
+}
+
+/// The services whose network, processes, memory or volumes one shares.
+fn shares(service: &Value) -> BTreeSet<String> {
+    let namespaces =
+        ["network_mode", "pid", "ipc"].into_iter().filter_map(|key| text(service, key)?.strip_prefix("service:"));
+    let volumes = items(service.get("volumes_from")).iter().filter_map(Value::as_str);
+    // `service[:ro]`, or `container:name[:ro]`, which is none of the project's.
+    let volumes = volumes.filter(|from| !from.starts_with("container:"));
+    namespaces.chain(volumes.map(|from| from.split(':').next().unwrap_or(from))).map(str::to_owned).collect()
+}
+
 /// `scale` goes before `deploy.replicas`, as in Compose.
 fn scale(service: &Value) -> u32 {
     let replicas = || service.get("deploy").and_then(|deploy| deploy.get("replicas"));
@@ -786,6 +820,36 @@ mod tests {
         assert_eq!(scale(json!({"scale": "${N}"})), 1);
         assert_eq!(scale(json!({"scale": "4"})), 4);
         assert_eq!(scale(json!({"deploy": {"replicas": 0}})), 0);
+    }
+
+    #[test]
+    fn how_many_there_are_and_what_is_depended_on_is_no_part_of_a_definition() {
+        let definition = |service: Value| web(service).unwrap().definition;
+        let plain = definition(json!({"image": "a"}));
+        let same = [
+            json!({"image": "a", "scale": 2}),
+            json!({"image": "a", "pull_policy": "always"}),
+            json!({"image": "a", "depends_on": {"db": {"condition": "service_started", "required": true}}}),
+        ];
+        for service in same {
+            assert_eq!(definition(service.clone()), plain, "{service}");
+        }
+        let replicas = |n: u8| definition(json!({"image": "a", "deploy": {"replicas": n}}));
+        assert_eq!(replicas(1), replicas(2));
+        assert_ne!(replicas(1), plain, "Compose compares that there is a `deploy`");
+        assert_ne!(definition(json!({"image": "a", "labels": {"a": "b"}})), plain);
+    }
+
+    #[test]
+    fn what_a_service_depends_on_and_what_it_shares_is_known() {
+        let how = json!({"condition": "service_healthy", "required": true});
+        let service = json!({"depends_on": {"db": how}, "network_mode": "service:net", "pid": "host", "ipc": "service:i",
+            "volumes_from": ["data:ro", "more", "container:old:ro"]});
+        let service = web(service).unwrap();
+        assert_eq!(service.depends, BTreeMap::from([("db".to_owned(), how.to_string())]));
+        assert_eq!(service.shares, ["data", "i", "more", "net"].map(str::to_owned).into());
+        let alone = web(json!({"network_mode": "bridge"})).unwrap();
+        assert!(alone.depends.is_empty() && alone.shares.is_empty(), "{alone:?}");
     }
 
     #[test]

@@ -103,6 +103,8 @@ pub fn services() -> BTreeMap<String, Service> {
         mounted: vec!["conf/web.conf".to_owned()],
         scale: 1,
         definition: "def1".to_owned(),
+        depends: Default::default(),
+        shares: Default::default(),
         variables: vec!["DB_PASSWORD".to_owned()],
         mounted_variables: Vec::new(),
     };
