@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::check::at_work_since;
-use super::words::{moment, why};
+use super::words::moment;
 use super::{exit, tick};
 use crate::config::Config;
 use crate::drivers::record::Line;
@@ -145,7 +145,11 @@ fn entry(recording: &Recording, file: PathBuf) -> Entry {
         sha: done.map_or(of_what.as_ref().map(|(sha, _)| sha), |done| done.sha.as_ref()).map(|sha| sha.to_string()),
         code: done.and_then(|done| done.code).map(|code| code.as_str()),
         why: done.map_or(of_what.as_ref().map(|(_, cause)| *cause), |done| done.cause).map(|cause| {
-            if finishes_rollback(recording) { "finishing an interrupted rollback".to_owned() } else { why(cause) }
+            if finishes_rollback(recording) {
+                "finishing an interrupted rollback".to_owned()
+            } else {
+                cause.to_string()
+            }
         }),
         detail,
         remedy: done.and_then(|done| done.code).map(|code| code.remedy()),

@@ -4,6 +4,7 @@
 //! newer format is refused by [`State::FORMAT`], set aside, and never guessed at.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +85,18 @@ pub enum Cause {
     Forced,
     /// A tick was interrupted after promotion.
     Interrupted,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::NewSha => f.write_str("new sha"),
+            Cause::Retry(n) => write!(f, "retry {n}"),
+            Cause::Drift => f.write_str("drift"),
+            Cause::Forced => f.write_str("forced"),
+            Cause::Interrupted => f.write_str("finishing an interrupted apply"),
+        }
+    }
 }
 
 /// A release on its way from promotion to healthy: all that is needed to finish it, without tenancy and OpenBao.

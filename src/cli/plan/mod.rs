@@ -14,7 +14,6 @@ use serde::Serialize;
 use self::fates::Fate;
 use self::says::says;
 use self::secrets::SecretChange;
-use super::words::why;
 use crate::drivers::run_loop::Watch;
 use crate::effects::manifest::Manifest;
 use crate::effects::state::{Goal, State};
@@ -153,7 +152,7 @@ impl Plan {
         if let Some(Done { sha: Some(sha), cause: Some(cause), .. }) = &self.outcome {
             let applied =
                 self.known.state.applied().map_or("nothing".to_owned(), |applied| applied.sha.short().to_owned());
-            lines.push(format!("{} {}: {}; applied is {applied}", paint("1", "bundle"), sha.short(), why(*cause)));
+            lines.push(format!("{} {}: {}; applied is {applied}", paint("1", "bundle"), sha.short(), cause));
         }
         if let (false, Some(goal)) = (self.known.read, &self.known.goal) {
             lines.push(match &goal.instead_of {

@@ -46,7 +46,7 @@ impl Bundle {
         let mut flow = flow.to(Bundle { attempt, awaits: Awaits::Bundle });
         let attempt = &flow.stage.attempt;
         let request = FetchBundle { sha: attempt.sha.clone() };
-        let why = format!("{} is desired ({:?}), attempt {}", attempt.sha.short(), attempt.cause, attempt.number);
+        let why = format!("{} is desired ({}), attempt {}", attempt.sha.short(), attempt.cause, attempt.number);
         flow.note(Note::info(why));
         flow.then(request)
     }

@@ -10,6 +10,7 @@ use crate::effects::failure::Code;
 use crate::effects::state::Goal;
 use crate::effects::{Event, Inspect, LogTail, ReadLogs, RunFault, Stamp, WaitUntil};
 use crate::fsm::edges::Leads;
+use crate::fsm::event::Note;
 use crate::fsm::faults::{self, Failure, last_chars, one_line};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
@@ -29,6 +30,8 @@ pub struct Healthy {
     baseline: Baseline,
     until: Stamp,
     looks: u32,
+    /// What was waited for at the last look.
+    told: String,
     awaits: Awaits,
 }
 
@@ -43,7 +46,7 @@ enum Awaits {
 impl Healthy {
     /// Watches the containers until there is a verdict.
     pub fn watch<S: Leads<Healthy>>(flow: Flow<S>, goal: Box<Goal>, baseline: Baseline, until: Stamp) -> Transition {
-        flow.to(Healthy { goal, baseline, until, looks: 0, awaits: Awaits::Look }).then(Inspect {})
+        flow.to(Healthy { goal, baseline, until, looks: 0, told: String::new(), awaits: Awaits::Look }).then(Inspect {})
     }
 }
 
@@ -82,7 +85,7 @@ impl Flow<Healthy> {
         };
         let now = self.core().now;
         let stable_s = self.core().settings.stable_s;
-        let Healthy { goal, baseline, until, looks, awaits: _ } = &mut self.stage;
+        let Healthy { goal, baseline, until, looks, told, awaits: _ } = &mut self.stage;
         match verdict::judge(&goal.services, &seen, baseline, now, stable_s) {
             Verdict::Healthy => {
                 let (flow, healthy) = self.leave();
@@ -102,6 +105,11 @@ impl Flow<Healthy> {
                 let next = now.plus_ms(retry::look_again_ms(*looks)).min(*until);
                 *looks = looks.saturating_add(1);
                 let reason = in_words(&what);
+                // Looked at about once a second: only what is new is said.
+                if *told != reason {
+                    told.clone_from(&reason);
+                    self.note(Note::info(format!("waiting: {reason}")));
+                }
                 self.awaiting(Awaits::NextLook).then(WaitUntil { until: next, reason })
             }
         }

@@ -53,7 +53,9 @@ impl Pull {
     pub fn images<S: Leads<Pull>>(flow: Flow<S>, deploy: Box<Deploy>, versions: BTreeMap<String, u64>) -> Transition {
         let sha = deploy.attempt.sha.clone();
         let timeout_s = flow.core().settings.pull_timeout_s;
-        flow.to(Pull { deploy, versions }).then(effects::Pull { sha, timeout_s })
+        let mut flow = flow.to(Pull { deploy, versions });
+        flow.note(Note::info(format!("pulling the images of {} (at most {timeout_s} s)", sha.short())));
+        flow.then(effects::Pull { sha, timeout_s })
     }
 }
 

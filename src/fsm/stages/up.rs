@@ -164,7 +164,9 @@ impl Flow<Up> {
         let core = self.core_mut();
         core.local.current = Some(sha);
         core.state.in_doubt = true;
+        let note = format!("bringing {} up (at most {timeout_s} s, health included)", up.sha.short());
         let until = core.now.plus_s(i64::try_from(timeout_s).unwrap_or(i64::MAX));
+        self.note(Note::info(note));
         self.awaiting(Awaits::Up { baseline, until }).then(up)
     }
 
