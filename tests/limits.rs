@@ -13,7 +13,7 @@ use monky_deployd::effects::failure::Code;
 use monky_deployd::effects::manifest::{Entry, Manifest};
 use monky_deployd::effects::model::{Model, Service};
 use monky_deployd::effects::state::{Attempts, Promotion};
-use monky_deployd::effects::{Event, GrantFacts, LogTail, Op, OpName, Sha, Stamp, ValueUse};
+use monky_deployd::effects::{Event, GrantFacts, LogTail, OnUnhealthy, Op, OpName, Sha, Stamp, TokenFacts, ValueUse};
 use monky_deployd::fsm::stages::Done;
 use monky_deployd::fsm::{Boot, faults};
 
@@ -230,4 +230,42 @@ fn a_promotion_is_remembered_while_it_is_one_of_the_last_ten_or_a_container_was_
     assert_eq!(old(Some(at(2).plus_ms(-1))), (ten(&[1]), vec![1]));
     assert_eq!(old(Some(at(0).plus_ms(-1))), (ten(&[0]), vec![0]), "older than all that is known: the oldest");
     assert_eq!(old(Some(at(7))), (ten(&[]), vec![7]));
+}
+
+#[test]
+fn a_login_that_is_forbidden_is_survived_only_by_a_bootstrap_grant_beside_a_saved_token() {
+    let (good, rejected) = (("applied", None), ("failed", Some(Code::GrantRejected)));
+    let cases = [(true, true, good), (true, false, rejected), (false, true, rejected), (false, false, rejected)];
+    for (bootstrap, saved, wanted) in cases {
+        let boot = a_box(|boot| {
+            boot.local.bootstrap = bootstrap;
+            if !saved {
+                boot.local.token = None;
+                boot.state.token = None;
+            }
+        });
+        let script = Script::default().next(Event::LoggedIn(Err(denied())));
+        // A leased grant is used beside a saved token only if that is to be replaced.
+        let dying = TokenFacts { renewable: false, ..token(100) };
+        let script = if !bootstrap && saved { script.next(Event::TokenLookedUp(Ok(dying))) } else { script };
+        let trace = run(boot, script);
+        let told = (trace.count(OpName::Login), end(&trace.done));
+        assert_eq!(told, (1, wanted), "bootstrap grant: {bootstrap}, saved token: {saved}: {}", trace.text);
+    }
+}
+
+#[test]
+fn only_a_release_whose_folder_is_there_is_brought_back() {
+    let none = Event::Inspected(Ok(Vec::new()));
+    let sick = Event::Inspected(Ok(vec![container("web", ContainerState::Running, Some(Health::Unhealthy))]));
+    for (folders, back) in [(["a", "c"], "c"), (["a", "b"], "a")] {
+        let boot = a_box(|boot| {
+            boot.settings.on_unhealthy = OnUnhealthy::Rollback;
+            boot.state.good.push(applied("c", Some(1)));
+            boot.local.releases = folders.map(sha).into();
+        });
+        let trace = run(boot, Script::default().next(none.clone()).next(sick.clone()));
+        let ups = trace.ops.iter().filter_map(|op| if let Op::Up(up) = op { Some(up.sha.clone()) } else { None });
+        assert_eq!(ups.collect::<Vec<_>>(), [sha("b"), sha(back)], "{folders:?}: {}", trace.text);
+    }
 }

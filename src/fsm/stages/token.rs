@@ -210,7 +210,6 @@ impl Flow<Token> {
                     TokenSource::Bootstrap => self.replace(),
                     TokenSource::Lease if self.enough(&facts) && !self.care_is_due(&facts) => self.ready(),
                     TokenSource::Lease if facts.renewable => self.awaiting(Awaits::Renewal).then(RenewToken {}),
-                    TokenSource::Lease if self.enough(&facts) => self.ready(),
                     TokenSource::Lease => self.replace(),
                 }
             }
