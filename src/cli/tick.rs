@@ -173,6 +173,8 @@ fn dry_run(mut config: Config, args: &Tick, clock: Clock, cancel: Cancel) -> u8 
         Ok(boot) => boot,
         Err(status) => return status,
     };
+    // Containers are looked at; the scratch folder has no release that knows their secrets.
+    store.know_values_of_releases();
     // What has to lie on a disk to be read lies where nobody looks for it.
     let scratch = tempfile::Builder::new().prefix("monky-deployd-plan-").tempdir();
     let opened = scratch.map_err(|error| error.to_string()).and_then(|scratch| {

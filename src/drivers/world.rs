@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ pub struct World {
     docker: Docker,
     bundle: Mutex<Option<(Sha, Bundle)>>,
     accessor: Mutex<Option<String>>,
+    /// Whether the vault knows the values that the releases on disk were completed with.
+    releases_known: Once,
     /// The state directory that a dry run's stands for.
     stands_for: Option<PathBuf>,
 }
@@ -115,6 +117,7 @@ impl World {
             cancel,
             bundle: Mutex::new(None),
             accessor: Mutex::new(None),
+            releases_known: Once::new(),
             stands_for: None,
         }
     }
@@ -164,15 +167,18 @@ impl World {
             Op::CheckCompose(request) => Event::ComposeChecked(self.check(request)),
             Op::Pull(request) => Event::Pulled(self.docker.pull(request, vault)),
             Op::Promote(request) => {
-                // From here on containers start, fail and are quoted; a resumed tick has read no secret of theirs.
-                for (name, value) in self.store.values_of_releases() {
-                    vault.know(&Slot::Env(name), &value);
-                }
+                self.store.know_values_of_releases();
                 Event::Promoted(self.store.promote(&request.sha))
             }
             Op::Up(request) => Event::CameUp(self.docker.up(request, vault)),
-            Op::Inspect(_) => Event::Inspected(self.docker.inspect(vault)),
-            Op::ReadLogs(request) => Event::LogsRead(self.docker.read_logs(request, vault)),
+            Op::Inspect(_) => {
+                self.may_be_quoted();
+                Event::Inspected(self.docker.inspect(vault))
+            }
+            Op::ReadLogs(request) => {
+                self.may_be_quoted();
+                Event::LogsRead(self.docker.read_logs(request, vault))
+            }
             Op::WaitUntil(request) => {
                 self.clock.sleep_until(request.until, &self.cancel);
                 Event::Waited(())
@@ -184,6 +190,11 @@ impl World {
             Op::PruneReleases(request) => Event::ReleasesPruned(self.store.prune_releases(&request.keep)),
             Op::RemoveImages(request) => Event::ImagesRemoved(self.docker.remove_images(request, vault)),
         }
+    }
+
+    /// Before containers are quoted, also those of an earlier release: this tick may have read no secret of theirs.
+    fn may_be_quoted(&self) {
+        self.releases_known.call_once(|| self.store.know_values_of_releases());
     }
 
     /// Makes a call in a thread of its own, so that whoever asks the process to end need not wait until a server

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use monky_deployd::sandbox::http::Fault;
 use monky_deployd::sandbox::tenancy::Call;
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::common::forms::forms_of;
 use crate::common::rig::seen::may_hold_secrets;
-use crate::common::rig::{Ran, Rig, executable, on_each, on_one};
+use crate::common::rig::{Ran, Rig, executable, on_each, on_one, wait_until};
 
 /// What the agent said, and everything that it left behind.
 struct Net {
@@ -176,6 +177,63 @@ fn a_wrong_registry_password_is_not_told_either() {
         assert!(ran.stdout.contains("PULL_FAILED"), "{ran:?}");
         net.of(&ran);
         net.learn(rig);
+        net.holds_nothing(rig);
+    });
+}
+
+#[test]
+fn what_a_healthcheck_prints_is_no_leak_either_not_even_before_a_secret_was_read() {
+    on_one(|rig| {
+        let file = rig.dir.path().join("seen/recording");
+        fs::create_dir(file.parent().unwrap()).unwrap();
+        let recorded = ["tick", "--record", file.to_str().unwrap()];
+        let quoted = || fs::read_to_string(&file).unwrap().matches("told [secret:P]").count();
+        let mut net = Net { secrets: vec!["c4n4ry-old".to_owned(), "c4n4ry-new".to_owned()], journal: String::new() };
+        let bundle = |rig: &Rig, generation: i64, retries: u32| {
+            let check =
+                format!("{{test: [CMD, sh, -c, 'echo told \"$$P\"; exit 1'], interval: 1s, retries: {retries}}}");
+            let compose =
+                format!("services: {{web: {{image: '@web:1', environment: {{P: '${{P}}'}}, healthcheck: {check}}}}}\n");
+            let meta = json!({"env_id": rig.env_id, "generation": generation, "agent": {"healthy_timeout_s": 12}});
+            rig.bundle(
+                generation,
+                &compose,
+                &[rig.entry("P", "db"), rig.registry_entry()],
+                &[("meta.json", &meta.to_string())],
+            )
+        };
+
+        rig.registry_secret();
+        rig.secret("db", json!({"value": "c4n4ry-old"}));
+        rig.desire(&bundle(rig, 1, 1));
+        let ran = rig.run(&recorded);
+        assert!(ran.stdout.contains("UNHEALTHY") && ran.stderr.contains("with 1: told [secret:P]"), "{ran:?}");
+        assert!(quoted() > 0);
+        net.of(&ran);
+        net.learn(rig);
+        net.holds_nothing(rig);
+
+        // The secret is another one now, which a dry run does not read; the container still tells the old one.
+        rig.secret("db", json!({"value": "c4n4ry-new"}));
+        rig.desire(&bundle(rig, 2, 1000));
+        let ran = rig.run(&[&recorded[..], &["--dry-run"]].concat());
+        assert!(ran.status == 0 && quoted() > 0, "{ran:?}");
+        net.of(&ran);
+        net.holds_nothing(rig);
+
+        // A tick that finishes what another one began has not read it either.
+        let agent = rig.start(&["tick"]);
+        let tells_the_new_one = || {
+            let log = |id: &String| rig.docker(&["inspect", "--format", "{{json .State.Health.Log}}", id]).stdout;
+            rig.ids("web").iter().any(|id| String::from_utf8_lossy(&log(id)).contains("c4n4ry-new"))
+        };
+        wait_until("the new container's check ran", tells_the_new_one);
+        agent.signal(Signal::KILL);
+        drop(agent);
+        let ran = rig.run(&recorded);
+        assert!(ran.stdout.contains("UNHEALTHY") && ran.stderr.contains("that was interrupted"), "{ran:?}");
+        assert!(quoted() > 0);
+        net.of(&ran);
         net.holds_nothing(rig);
     });
 }

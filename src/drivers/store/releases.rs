@@ -17,6 +17,7 @@ use zeroize::Zeroizing;
 use super::Store;
 use super::disk::{self, Disk};
 use super::files::{self, Doing, Fail, TEMP, refuse};
+use crate::drivers::vault::Slot;
 use crate::effects::bundle::COMPOSE;
 use crate::effects::env_template::EnvTemplate;
 use crate::effects::{Sha, StoreFault};
@@ -132,6 +133,13 @@ impl Store {
             values.extend(template.map(|template| template.values_in(&env)).unwrap_or_default());
         }
         values
+    }
+
+    /// Has the vault know these values, so that they are taken out of whatever is quoted.
+    pub fn know_values_of_releases(&self) {
+        for (name, value) in self.values_of_releases() {
+            self.vault.know(&Slot::Env(name), &value);
+        }
     }
 
     /// Points `current` at a release, in one step.
