@@ -1603,13 +1603,29 @@ fn health_and_rollback() -> Vec<Scenario> {
         job.restart_policy = containers::RestartPolicy::No;
         Event::Inspected(Ok(vec![job]))
     };
-    let probed = |ended: &str, exit_code: i64, health| {
+    let probed = |streak: u64, health| {
         let mut c = container("web", ContainerState::Running, Some(health));
         let words = said("no route to the database");
-        c.probe = Some(containers::Probe { ended: ended.to_owned(), exit_code, said: words });
+        c.probe = Some(containers::Probe { exit_code: i64::from(streak > 0), said: words, streak, retries: 2 });
         Event::Inspected(Ok(vec![c]))
     };
+    let fails = |streak| probed(streak, Health::Unhealthy);
     let none = || Event::Inspected(Ok(Vec::new()));
+    let many = || {
+        let web = services().into_values().next().unwrap();
+        ["a", "b", "c", "d", "e", "f"]
+            .map(|name| (name.to_owned(), web.clone()))
+            .into_iter()
+            .collect::<BTreeMap<_, _>>()
+    };
+    let many_sick = || {
+        let sick = |name: &String| {
+            let mut c = container(name, ContainerState::Running, Some(Health::Unhealthy));
+            c.probe = Some(containers::Probe { exit_code: 1, said: said(&"x".repeat(160)), streak: 2, retries: 2 });
+            c
+        };
+        Event::Inspected(Ok(many().keys().map(sick).collect()))
+    };
     vec![
         scenario(
             "a_service_that_starts_is_waited_for",
@@ -1693,19 +1709,19 @@ fn health_and_rollback() -> Vec<Scenario> {
         scenario(
             "what_a_healthcheck_found_before_up_is_waited_out",
             running_a(),
-            Script::default().times(3, &probed("t1", 1, Health::Unhealthy)).next(probed("t2", 0, Health::Healthy)),
+            Script::default().next(fails(5)).next(fails(7)).next(fails(8)).next(probed(0, Health::Healthy)),
             |t| {
                 applied_b(t);
                 assert_eq!(t.count(OpName::WaitUntil), 2);
             },
         ),
         scenario(
-            "a_healthcheck_that_fails_again_after_up_fails_with_its_words",
+            "a_healthcheck_that_goes_on_failing_after_up_fails_with_its_words",
             running_a(),
-            Script::default().times(2, &probed("t1", 1, Health::Unhealthy)).next(probed("t2", 1, Health::Unhealthy)),
+            Script::default().next(fails(5)).next(fails(7)).next(fails(8)).next(fails(9)),
             |t| {
                 failed_with(t, Code::Unhealthy);
-                let words = "web: unhealthy (its check exited with 1: no route to the database)";
+                let words = "web: unhealthy; web's check exited with 1: no route to the database";
                 assert!(t.done.detail.contains(words), "{}", t.done.detail);
             },
         ),
@@ -1768,6 +1784,36 @@ fn health_and_rollback() -> Vec<Scenario> {
                 .next(none())
                 .next(sick()),
             |t| assert_eq!(t.done.word, "failed"),
+        ),
+        scenario(
+            "however_much_their_checks_print_all_that_fail_are_named",
+            running_a(),
+            Script::default()
+                .next(Event::ModelRead(Ok(model::Model { services: many(), ..Default::default() })))
+                .next(none())
+                .next(many_sick()),
+            |t| {
+                failed_with(t, Code::Unhealthy);
+                let names = "a: unhealthy; b: unhealthy; c: unhealthy; d: unhealthy; e: unhealthy; f: unhealthy; ";
+                assert!(t.done.detail.contains(names), "{}", t.done.detail);
+                for words in ["a's check exited with 1: …xxx", "d's check", "d says: boot"] {
+                    assert!(t.done.detail.contains(words), "{words}: {}", t.done.detail);
+                }
+            },
+        ),
+        scenario(
+            "a_rollback_that_fails_too_is_told_as_both_however_long_the_first_was",
+            rolls_back(running_a()),
+            Script::default()
+                .next(Event::ModelRead(Ok(model::Model { services: many(), ..Default::default() })))
+                .next(none())
+                .next(many_sick())
+                .next(none())
+                .next(sick()),
+            |t| {
+                failed_with(t, Code::Unhealthy);
+                assert!(t.done.detail.contains("the rollback failed too: web: unhealthy"), "{}", t.done.detail);
+            },
         ),
         scenario(
             "a_rollback_that_fails_too_is_told_as_both",

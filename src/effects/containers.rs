@@ -8,12 +8,17 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::words::{ending, one_line, plain};
 use super::{Scrub, Scrubbed, Stamp};
 
 /// The label by which Compose names a container's service.
 const SERVICE_LABEL: &str = "com.docker.compose.service";
 /// Of what a healthcheck prints Docker keeps so many bytes.
 const PROBE_OUTPUT: usize = 4096;
+/// Of that so many characters are kept here.
+const PROBE_WORDS: usize = 160;
+/// So many failures in a row make a container unhealthy, unless its healthcheck says otherwise.
+const RETRIES: u64 = 3;
 
 /// Docker's word for what a container does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -62,15 +67,17 @@ pub enum RestartPolicy {
     UnlessStopped,
 }
 
-/// The last run of a container's healthcheck.
+/// The last run of a container's healthcheck since its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// When it ended, in Docker's own words: to be compared, not computed with.
-    pub ended: String,
     /// What it exited with; -1 if it took too long.
     pub exit_code: i64,
-    /// What it printed, if it failed and Docker kept all of it; else empty.
+    /// The end of what it printed, on one line, if it failed and Docker kept all of it; else empty.
     pub said: Scrubbed,
+    /// So often in a row the check has failed.
+    pub streak: u64,
+    /// So often in a row it may fail before the container is unhealthy.
+    pub retries: u64,
 }
 
 /// One container of the project.
@@ -144,6 +151,7 @@ struct InspectedState {
 #[serde(rename_all = "PascalCase")]
 struct InspectedHealth {
     status: Option<String>,
+    failing_streak: Option<u64>,
     log: Option<Vec<InspectedProbe>>,
 }
 
@@ -156,13 +164,23 @@ struct InspectedProbe {
 }
 
 impl InspectedProbe {
-    fn into_probe(self, scrub: &dyn Scrub) -> Probe {
-        let InspectedProbe { end, exit_code, output } = self;
-        let (exit_code, output) = (exit_code.unwrap_or_default(), output.unwrap_or_default());
-        // What was cut off may end in the beginning of a secret, which nobody would know for one.
-        let whole = exit_code != 0 && output.len() < PROBE_OUTPUT;
-        let said = if whole { Scrubbed::new(scrub, &output) } else { Scrubbed::default() };
-        Probe { ended: end.unwrap_or_default(), exit_code, said }
+    /// Docker keeps the runs from before a container's last start.
+    fn is_of(&self, start: Option<Stamp>) -> bool {
+        let end = self.end.as_deref().and_then(moment);
+        end.zip(start).is_none_or(|(end, start)| end >= start)
+    }
+
+    /// The end of what it printed. What was cut off may end in the beginning of a secret, which nobody would know for one.
+    fn said(&self, scrub: &dyn Scrub) -> Scrubbed {
+        let output = self.output.as_deref().unwrap_or_default();
+        let whole = match self.exit_code {
+            None | Some(0) => "",
+            Some(_) if output.len() >= PROBE_OUTPUT => "",
+            // Of a check that was ended Docker says so, and newer versions then quote what it had printed.
+            Some(-1) => output.split_inclusive(')').next().unwrap_or_default(),
+            Some(_) => output,
+        };
+        Scrubbed::new(scrub, &ending(&one_line(&plain(scrub.scrub(whole).as_bytes())), PROBE_WORDS))
     }
 }
 
@@ -182,6 +200,13 @@ struct InspectedPolicy {
 #[serde(rename_all = "PascalCase")]
 struct InspectedConfig {
     labels: Option<BTreeMap<String, String>>,
+    healthcheck: Option<InspectedCheck>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedCheck {
+    retries: Option<u64>,
 }
 
 impl Inspected {
@@ -189,8 +214,11 @@ impl Inspected {
         let Inspected { id, name, image, restart_count, state, host_config, config } = self;
         let name = name.unwrap_or_default().trim_start_matches('/').to_owned();
         let unknown = |what: &str, word: &str| format!("container {name:?} has a {what} {word:?} that is not known");
-        let (health, probes) = state.health.map_or((None, None), |health| (health.status, health.log));
-        let health = match health.as_deref() {
+        let (status, streak, runs) = match state.health {
+            Some(health) => (health.status, health.failing_streak, health.log),
+            None => (None, None, None),
+        };
+        let health = match status.as_deref() {
             // Docker's word for "has no healthcheck".
             None | Some("" | "none") => None,
             Some("starting") => Some(Health::Starting),
@@ -206,19 +234,28 @@ impl Inspected {
             Some("unless-stopped") => RestartPolicy::UnlessStopped,
             Some(other) => return Err(unknown("restart policy", other)),
         };
-        let labels = config.and_then(|config| config.labels).unwrap_or_default();
+        let (labels, check) = config.map_or((None, None), |config| (config.labels, config.healthcheck));
+        let labels = labels.unwrap_or_default();
         let started_at = state.started_at.unwrap_or_default();
+        let started = moment(&started_at);
+        let run = runs.and_then(|mut runs| runs.pop()).filter(|run| run.is_of(started));
+        let probe = run.map(|run| Probe {
+            exit_code: run.exit_code.unwrap_or_default(),
+            said: run.said(scrub),
+            streak: streak.unwrap_or_default(),
+            retries: check.and_then(|check| check.retries).filter(|retries| *retries > 0).unwrap_or(RETRIES),
+        });
         Ok(Container {
             service: labels.get(SERVICE_LABEL).cloned().unwrap_or_default(),
             image_id: image.unwrap_or_default(),
             state: state.status,
             health,
-            probe: probes.and_then(|mut probes| probes.pop()).map(|probe| probe.into_probe(scrub)),
+            probe,
             exit_code: state.exit_code.unwrap_or_default(),
             error: Scrubbed::new(scrub, &state.error.unwrap_or_default()),
             restart_count: restart_count.unwrap_or_default(),
             restart_policy,
-            started: moment(&started_at),
+            started,
             started_at,
             id,
             name,
@@ -234,6 +271,8 @@ fn moment(text: &str) -> Option<Stamp> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     struct Keep;
@@ -277,22 +316,42 @@ mod tests {
     fn the_last_run_of_a_healthcheck_is_read_and_its_words_are_scrubbed() {
         let read = |log: &str| {
             let health = format!(r#"{{"Status":"unhealthy","FailingStreak":2,"Log":{log}}}"#);
-            let json = format!(r#"[{{"Id":"i","State":{{"Status":"running","Health":{health}}}}}]"#);
+            let start = "2026-01-01T00:00:01Z";
+            let state = format!(r#"{{"Status":"running","StartedAt":"{start}","Health":{health}}}"#);
+            let json = format!(r#"[{{"Id":"i","State":{state},"Config":{{"Healthcheck":{{"Retries":5}}}}}}]"#);
             parse_inspect(json.as_bytes(), &Keep).unwrap().remove(0).probe
         };
-        let said = |ended: &str, exit_code, said: &str| {
-            Some(Probe { ended: ended.to_owned(), exit_code, said: Scrubbed::new(&Keep, said) })
-        };
-        let probe = |end: &str, exit: i64, output: &str| {
-            format!(r#"{{"Start":"t0","End":"{end}","ExitCode":{exit},"Output":"{output}"}}"#)
-        };
-        let (first, last) = (probe("t1", 0, "fine"), probe("t2", 7, "a hidden thing"));
-        assert_eq!(read(&format!("[{first},{last}]")), said("t2", 7, "a *** thing"));
-        assert_eq!(read(&format!("[{last},{first}]")), said("t1", 0, ""));
-        assert_eq!(read(&format!("[{}]", probe("t3", 1, &"x".repeat(4095)))), said("t3", 1, &"x".repeat(4095)));
-        assert_eq!(read(&format!("[{}]", probe("t3", 1, &"x".repeat(4096)))), said("t3", 1, ""));
-        assert_eq!(read("[{}]"), said("", 0, ""));
+        let said =
+            |exit_code, said: &str| Some(Probe { exit_code, said: Scrubbed::new(&Keep, said), streak: 2, retries: 5 });
+        let run =
+            |end: &str, exit: i64, output: &str| json!({"End": end, "ExitCode": exit, "Output": output}).to_string();
+        let (early, start, late) = ("2026-01-01T00:00:00.999Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z");
+        let (first, last) = (run(start, 0, "fine"), run(late, 7, "a hidden\r\n \u{1b}[1mthing\n"));
+        assert_eq!(read(&format!("[{first},{last}]")), said(7, "a *** | thing"));
+        assert_eq!(read(&format!("[{last},{first}]")), said(0, ""));
+        assert_eq!(read(&format!("[{}]", run(early, 7, "of the last start"))), None);
+        assert_eq!(read(&format!("[{}]", run("soon", 7, "who knows"))), said(7, "who knows"));
+        let long = |count: usize| read(&format!("[{}]", run(late, 1, &"x".repeat(count))));
+        assert_eq!(long(PROBE_WORDS), said(1, &"x".repeat(PROBE_WORDS)));
+        assert_eq!(long(PROBE_OUTPUT - 1), said(1, &format!("…{}", "x".repeat(PROBE_WORDS))));
+        assert_eq!(long(PROBE_OUTPUT), said(1, ""));
+        let ended = |after: &str| read(&format!("[{}]", run(late, -1, &format!("check exceeded timeout (5s){after}"))));
+        assert_eq!(ended(""), said(-1, "check exceeded timeout (5s)"));
+        assert_eq!(ended(": half of a hid"), ended(""));
+        assert_eq!(read("[{}]"), said(0, ""));
         assert_eq!((read("[]"), read("null")), (None, None));
+    }
+
+    #[test]
+    fn a_healthcheck_that_says_no_number_of_retries_has_dockers_own() {
+        let read = |config: &str| {
+            let json =
+                format!(r#"[{{"Id":"i","State":{{"Status":"running","Health":{{"Log":[{{}}]}}}},"Config":{config}}}]"#);
+            parse_inspect(json.as_bytes(), &Keep).unwrap().remove(0).probe.map(|probe| (probe.streak, probe.retries))
+        };
+        assert_eq!(read("{}"), Some((0, 3)));
+        assert_eq!(read(r#"{"Healthcheck":{"Retries":0}}"#), Some((0, 3)));
+        assert_eq!(read(r#"{"Healthcheck":{"Retries":1}}"#), Some((0, 1)));
     }
 
     #[test]

@@ -121,6 +121,19 @@ pub fn plain(bytes: &[u8]) -> String {
     out
 }
 
+/// The lines of a text that are not blank, in one.
+pub fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" | ")
+}
+
+/// The text, or `…` and its end, in so many characters.
+pub fn ending(text: &str, most: usize) -> String {
+    let skip = text.chars().count().saturating_sub(most);
+    let end: String = text.chars().skip(skip).collect();
+    if skip == 0 { end } else { format!("…{end}") }
+}
+
 type Chars<'t> = std::iter::Peekable<std::str::Chars<'t>>;
 
 /// The rest of a control sequence: parameters, intermediates, one final character.

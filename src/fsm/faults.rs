@@ -45,19 +45,6 @@ pub fn clip(text: &str, most: usize) -> String {
     clipped
 }
 
-/// The lines of a text that are not blank, in one.
-pub fn one_line(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines.join(" | ")
-}
-
-/// The text, or `…` and its end, in so many characters.
-pub fn last_chars(text: &str, most: usize) -> String {
-    let skip = text.chars().count().saturating_sub(most);
-    let end: String = text.chars().skip(skip).collect();
-    if skip == 0 { end } else { format!("…{end}") }
-}
-
 /// A bundle that may not be deployed.
 pub fn refused(phase: StageName, refusal: &Refusal) -> Failure {
     Failure::new(refusal.code, phase, &refusal.detail)

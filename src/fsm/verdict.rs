@@ -8,13 +8,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::faults::{last_chars, one_line};
 use crate::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use crate::effects::model::Service;
 use crate::effects::{Stamp, by_service};
-
-/// So many characters of what a healthcheck printed are told.
-const PROBE_WORDS: usize = 160;
 
 /// How a container was at an earlier look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,9 +21,9 @@ pub struct Seen {
     pub restart_count: u64,
     /// When this agent first saw it run with that `StartedAt`; none before `up`.
     pub since: Option<Stamp>,
-    /// When the last run of its healthcheck before `up` ended, in Docker's words.
+    /// If it was unhealthy before `up` and nothing else since: how often in a row its check had failed at the first look.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probed: Option<String>,
+    pub unwell: Option<u64>,
 }
 
 /// The earlier looks, by container id.
@@ -81,7 +77,7 @@ pub fn before_up(containers: &[Container]) -> Baseline {
         started_at: c.started_at.clone(),
         restart_count: c.restart_count,
         since: None,
-        probed: c.probe.as_ref().map(|probe| probe.ended.clone()),
+        unwell: streak(c),
     };
     containers.iter().map(|c| (c.id.clone(), seen(c))).collect()
 }
@@ -100,21 +96,16 @@ fn kept_running(policy: RestartPolicy) -> bool {
     }
 }
 
-/// Whether its healthcheck did not run since `up`: what made it fail may be mended since.
-fn probed_before_up(c: &Container, seen: &Seen) -> bool {
-    c.probe.as_ref().is_some_and(|probe| seen.probed.as_deref() == Some(&probe.ended))
+/// How often in a row the check of an unhealthy container has failed.
+fn streak(c: &Container) -> Option<u64> {
+    c.probe.as_ref().filter(|_| c.health == Some(Health::Unhealthy)).map(|probe| probe.streak)
 }
 
-/// A health, and why its check failed last.
-fn with_probe(health: &'static str, c: &Container) -> Cow<'static, str> {
-    match &c.probe {
-        Some(probe) if probe.exit_code != 0 => {
-            let said = last_chars(&one_line(probe.said.as_str()), PROBE_WORDS);
-            let colon = if said.is_empty() { "" } else { ": " };
-            format!("{health} (its check exited with {}{colon}{said})", probe.exit_code).into()
-        }
-        Some(_) | None => health.into(),
-    }
+/// Of what was unhealthy before `up`, whether its check has not failed since as often as makes a container unhealthy:
+/// what made it fail may just have been mended. Docker itself asks for no more than one failure then.
+fn may_recover(c: &Container, seen: &Seen) -> bool {
+    let first_and_now = seen.unwell.zip(c.probe.as_ref());
+    first_and_now.is_some_and(|(first, probe)| probe.streak < first.saturating_add(probe.retries))
 }
 
 fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
@@ -134,11 +125,9 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
         ContainerState::Paused => Fine::NotYet("paused".into()),
         ContainerState::Removing => Fine::NotYet("being removed".into()),
         ContainerState::Running => match c.health {
-            Some(Health::Unhealthy) if probed_before_up(c, seen) => {
-                Fine::NotYet("unhealthy from before, until its check runs again".into())
-            }
-            Some(Health::Unhealthy) => Fine::No(with_probe("unhealthy", c)),
-            Some(Health::Starting) => Fine::NotYet(with_probe("health: starting", c)),
+            Some(Health::Unhealthy) if may_recover(c, seen) => Fine::NotYet("unhealthy from before".into()),
+            Some(Health::Unhealthy) => Fine::No("unhealthy".into()),
+            Some(Health::Starting) => Fine::NotYet("health: starting".into()),
             Some(Health::Healthy) => Fine::Yes,
             None => {
                 let ran_ms = seen.since.map_or(0, |since| now.since_ms(since));
@@ -176,7 +165,7 @@ pub fn judge<'a>(
             let seen = match baseline.get_mut(&c.id) {
                 Some(seen) => seen,
                 None => {
-                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None, probed: None };
+                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None, unwell: None };
                     baseline.entry(c.id.clone()).or_insert(fresh)
                 }
             };
@@ -185,9 +174,14 @@ pub fn judge<'a>(
             } else if seen.since.is_some() && c.started_at != seen.started_at {
                 Fine::No("was started again while it was watched".into())
             } else {
-                if seen.since.is_none() && c.state == ContainerState::Running {
+                let first_look = seen.since.is_none() && c.state == ContainerState::Running;
+                if first_look {
+                    // What `up` started again begins anew.
+                    seen.unwell = streak(c).filter(|_| seen.unwell.is_some() && seen.started_at == c.started_at);
                     seen.started_at.clone_from(&c.started_at);
                     seen.since = Some(now);
+                } else if c.health != Some(Health::Unhealthy) {
+                    seen.unwell = None;
                 }
                 judge_one(c, seen, now, stable_s)
             };
@@ -282,50 +276,50 @@ mod tests {
         }
     }
 
-    /// Running, with a healthcheck that found it so, and ended then.
-    fn probed(health: Health, ended: &str, exit_code: i64, words: &str) -> Container {
+    /// Running, with a healthcheck that has failed so often in a row; twice makes it unhealthy.
+    fn probed(health: Health, streak: u64) -> Container {
         container(ContainerState::Running, |c| {
             c.health = Some(health);
-            c.probe = Some(Probe { ended: ended.to_owned(), exit_code, said: said(words) });
+            c.probe = Some(Probe { exit_code: i64::from(streak > 0), said: said(""), streak, retries: 2 });
+        })
+    }
+
+    /// What the looks after `up` say of the only container, which was so before.
+    fn verdicts<const N: usize>(before: &Container, looks: [Container; N]) -> [&'static str; N] {
+        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
+        let mut baseline = before_up(std::slice::from_ref(before));
+        looks.map(|now| match judge(&services, std::slice::from_ref(&now), &mut baseline, Stamp(0), 10) {
+            Verdict::Healthy => "healthy",
+            Verdict::Waiting(_) => "waiting",
+            Verdict::Failing(_) => "failing",
         })
     }
 
     #[test]
-    fn why_a_healthcheck_failed_last_is_told() {
-        let why = |c: &Container| verdict(c, 10).1;
-        let refused = "curl: (7) refused\n\n  try again\n";
-        let told = "(its check exited with 7: curl: (7) refused | try again)";
-        assert_eq!(why(&probed(Health::Unhealthy, "t1", 7, refused)), format!("unhealthy {told}"));
-        assert_eq!(why(&probed(Health::Starting, "t1", 7, refused)), format!("health: starting {told}"));
-        assert_eq!(why(&probed(Health::Starting, "t1", 0, "")), "health: starting");
-        assert_eq!(why(&probed(Health::Unhealthy, "t1", -1, "")), "unhealthy (its check exited with -1)");
-        let long = why(&probed(Health::Unhealthy, "t1", 1, &"x".repeat(PROBE_WORDS + 1)));
-        assert_eq!(long, format!("unhealthy (its check exited with 1: …{})", "x".repeat(PROBE_WORDS)));
+    fn what_is_unhealthy_from_before_up_may_fail_as_often_again_as_what_is_new() {
+        use Health::{Healthy, Starting, Unhealthy};
+        let sick = |streak| probed(Unhealthy, streak);
+        let well = || probed(Healthy, 0);
+        // Counted from the first look: until then `up` was at work.
+        assert_eq!(verdicts(&sick(5), [sick(9), sick(10), sick(11)]), ["waiting", "waiting", "failing"]);
+        assert_eq!(verdicts(&sick(5), [sick(5), sick(6), well()]), ["waiting", "waiting", "healthy"]);
+        assert_eq!(verdicts(&well(), [well()]), ["healthy"]);
+        assert_eq!(verdicts(&well(), [sick(2)]), ["failing"]);
+        // What was fine in between has used it up.
+        assert_eq!(verdicts(&sick(5), [sick(5), probed(Starting, 0), sick(2)]), ["waiting", "waiting", "failing"]);
+        // Started again by `up`, another container, or a Docker that tells nothing of its checks.
+        let again = |streak| Container { started_at: "later".to_owned(), ..sick(streak) };
+        assert_eq!(verdicts(&sick(5), [again(2)]), ["failing"]);
+        let another = |streak| Container { id: "2".to_owned(), ..sick(streak) };
+        assert_eq!(verdicts(&sick(5), [another(2)]), ["failing"]);
+        let silent = || container(ContainerState::Running, |c| c.health = Some(Unhealthy));
+        assert_eq!(verdicts(&silent(), [silent()]), ["failing"]);
     }
 
     #[test]
-    fn what_a_healthcheck_found_before_up_is_no_verdict_until_it_runs_again() {
-        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
-        let look = |before: &Container, now: &Container| {
-            let mut baseline = before_up(std::slice::from_ref(before));
-            let now = std::slice::from_ref(now);
-            match judge(&services, now, &mut baseline, Stamp(0), 10) {
-                Verdict::Healthy => "healthy",
-                Verdict::Waiting(_) => "waiting",
-                Verdict::Failing(_) => "failing",
-            }
-        };
-        let sick = |ended| probed(Health::Unhealthy, ended, 1, "");
-        let well = |ended| probed(Health::Healthy, ended, 0, "");
-        assert_eq!(look(&sick("t1"), &sick("t1")), "waiting");
-        assert_eq!(look(&sick("t1"), &sick("t2")), "failing");
-        assert_eq!(look(&sick("t1"), &well("t2")), "healthy");
-        assert_eq!(look(&well("t1"), &well("t1")), "healthy");
-        // Another container, or a Docker that tells nothing of its checks.
-        let another = |c: Container| Container { id: "2".to_owned(), ..c };
-        assert_eq!(look(&sick("t1"), &another(sick("t1"))), "failing");
-        let silent = container(ContainerState::Running, |c| c.health = Some(Health::Unhealthy));
-        assert_eq!(look(&silent, &silent), "failing");
+    fn what_could_not_be_counted_to_is_failing() {
+        let sick = || probed(Health::Unhealthy, u64::MAX);
+        assert_eq!(verdicts(&sick(), [sick()]), ["failing"]);
     }
 
     #[test]

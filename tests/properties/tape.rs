@@ -145,9 +145,8 @@ pub fn a_container(tape: &mut Tape) -> Container {
     let health = tape.of(&[Some(Health::Healthy), None, Some(Health::Starting), Some(Health::Unhealthy)]);
     let mut container = container(service, state, health);
     container.id = format!("{service}-{}", tape.pick(2));
-    let probe =
-        |ended: &str, exit_code| Some(Probe { ended: ended.to_owned(), exit_code, said: said("no route to host") });
-    container.probe = tape.of(&[None, probe("t1", 0), probe("t1", 1), probe("t2", -1)]);
+    let probe = |streak, exit_code| Some(Probe { exit_code, said: said("no route to host"), streak, retries: 2 });
+    container.probe = tape.of(&[None, probe(0, 0), probe(1, 1), probe(3, -1)]);
     container.exit_code = tape.of(&[0, 7, 137]);
     container.error = tape.of(&[said(""), said("no such file")]);
     container.restart_count = tape.of(&[0, 0, 0, 3]);

@@ -139,7 +139,7 @@ fn a_healthcheck_that_fails_is_unhealthy_and_one_that_never_decides_is_late() {
         };
         rig.desire(&rig.simple(1, &compose("echo no heart; exit 1"), &[]));
         let ran = rig.tick_fails("UNHEALTHY");
-        let told = "web: unhealthy (its check exited with 1: no heart)";
+        let told = "web: unhealthy; web's check exited with 1: no heart";
         assert!(ran.stderr.contains(told), "{}", ran.stderr);
         assert!(rig.report()["detail"].as_str().unwrap().contains(told), "{}", rig.report());
 

@@ -5,13 +5,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Conclusion, Report, Up, answer};
-use crate::effects::containers::Container;
+use crate::effects::containers::{Container, ContainerState, Probe};
 use crate::effects::failure::Code;
 use crate::effects::state::Goal;
+use crate::effects::words::{ending, one_line};
 use crate::effects::{Event, Inspect, LogTail, ReadLogs, RunFault, Stamp, WaitUntil};
 use crate::fsm::edges::Leads;
 use crate::fsm::event::Note;
-use crate::fsm::faults::{self, Failure, last_chars, one_line};
+use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
 use crate::fsm::verdict::{self, Baseline, Finding, Found, Verdict};
@@ -123,14 +124,16 @@ impl Flow<Healthy> {
     }
 
     fn unhealthy(self, failing: &[Finding], seen: Vec<Container>, logs: Result<Vec<LogTail>, RunFault>) -> Transition {
+        // Who fails is told before why, of which there may be more than room.
         let mut what: Vec<String> =
             failing.iter().map(|failed| format!("{}: {}", failed.service, failed.why)).collect();
+        what.extend(checks(failing, &seen));
         match logs {
             Ok(tails) => {
                 // The end of a log is what tells; each gets its share of the room.
                 let share = faults::DETAIL / 2 / tails.len().max(1);
                 for tail in tails {
-                    let text = last_chars(&one_line(tail.text.as_str()), share);
+                    let text = ending(&one_line(tail.text.as_str()), share);
                     let nothing = text.is_empty();
                     what.push(if nothing {
                         format!("{} logged nothing", tail.service)
@@ -145,6 +148,24 @@ impl Flow<Healthy> {
         let goal = self.stage.goal.clone();
         Up::instead(self, &goal, failure, seen)
     }
+}
+
+/// Why the healthchecks of what failed did.
+fn checks(failing: &[Finding], seen: &[Container]) -> Vec<String> {
+    let container = |id: &String| seen.iter().find(|c| c.id == *id);
+    let told = |failed: &Finding| {
+        let c = failed.id.as_ref().and_then(container).filter(|c| c.state == ContainerState::Running)?;
+        let probe = c.probe.as_ref().filter(|probe| probe.exit_code != 0)?;
+        Some((&c.service, probe))
+    };
+    let told: Vec<_> = failing.iter().filter_map(told).take(LOGS_OF).collect();
+    let share = faults::DETAIL / 4 / told.len().max(1);
+    let in_words = |(service, probe): (&String, &Probe)| {
+        let said = ending(probe.said.as_str(), share);
+        let colon = if said.is_empty() { "" } else { ": " };
+        format!("{service}'s check exited with {}{colon}{said}", probe.exit_code)
+    };
+    told.into_iter().map(in_words).collect()
 }
 
 /// What is waited for. A wait may have many looks, so this is put together in one piece.

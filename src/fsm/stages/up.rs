@@ -102,6 +102,8 @@ fn told_of(goal: &Goal, failure: Failure) -> Failure {
         Some(first) if failure.code.class() == Class::Failed => {
             let code = first.error.code;
             let (was, is) = (code.bare(&first.error.detail), failure.code.bare(&failure.detail));
+            // Both are told, however much there was to say of the first.
+            let was = faults::clip(&was, faults::DETAIL / 3);
             Failure::new(code, failure.phase, format!("{was}; the rollback failed too: {is}"))
         }
         Some(_) | None => failure,
