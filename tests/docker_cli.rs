@@ -102,7 +102,7 @@ fn a_child_that_hangs_is_ended_with_its_children() {
     assert!(started.elapsed() < Duration::from_secs(4), "TERM was enough: {:?}", started.elapsed());
     let RunError::TimedOut { after, said } = error else { panic!("{error:?}") };
     assert_eq!(after, Duration::from_millis(500));
-    assert_eq!(said.text(), "why\n");
+    assert_eq!(*said.text(), "why\n");
     let pids = script.pids();
     assert_eq!(pids.len(), 2);
     assert!(pids.iter().all(|pid| is_dead(*pid)));
@@ -131,7 +131,7 @@ fn a_grandchild_that_holds_the_pipe_delays_the_end_by_two_seconds_and_is_ended()
     let took = started.elapsed();
     assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(4), "{took:?}");
     assert_eq!(output.status.code(), Some(7));
-    assert_eq!(output.stdout.text(), "said\n");
+    assert_eq!(*output.stdout.text(), "said\n");
     assert!(is_dead(script.pids()[0]));
 }
 
@@ -154,7 +154,7 @@ fn a_flood_is_read_to_its_end_and_kept_within_the_caps() {
     assert_eq!(output.stdout.bytes.len(), 1 << 20);
     assert_eq!(output.stderr.bytes.len(), 64 << 10);
     assert!(output.stderr.bytes.ends_with(b"bbb\nend\n"), "of stderr the end is kept");
-    assert_eq!(output.stderr.text(), "end\n", "half a line is not shown");
+    assert_eq!(*output.stderr.text(), "end\n", "half a line is not shown");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn what_fits_the_caps_exactly_is_not_cut() {
     let call = Call { stdout: Keep::First(4), stderr: Some(Keep::Last(4)), ..call(20_000) };
     let output = script.docker().run(&call).unwrap();
     assert!(!output.stdout.cut && !output.stderr.cut);
-    assert_eq!((output.stdout.bytes.as_slice(), output.stderr.bytes.as_slice()), (&b"abcd"[..], &b"efgh"[..]));
+    assert_eq!((&*output.stdout.bytes, &*output.stderr.bytes), (&b"abcd"[..], &b"efgh"[..]));
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn stdin_is_null_the_group_is_its_own_and_the_folder_is_the_root() {
     let docker = docker_shared::docker(Path::new("/bin/sh"), dir.path(), "shop", &|_| None);
     let ask = "readlink /proc/$$/fd/0; [ $(cut -d' ' -f5 /proc/$$/stat) = $$ ] && echo own; pwd";
     let output = docker.run(&Call::new(["-c", ask], Duration::from_secs(20))).unwrap();
-    assert_eq!(output.stdout.text(), "/dev/null\nown\n/\n");
+    assert_eq!(*output.stdout.text(), "/dev/null\nown\n/\n");
 }
 
 #[test]

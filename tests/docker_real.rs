@@ -92,7 +92,7 @@ impl<'a> Agent<'a> {
     /// A call of the plain client, which has to succeed.
     fn plain(&self, args: &[&str]) -> String {
         let output = self.docker.run(&Call::new(args, Duration::from_secs(60))).unwrap();
-        assert!(output.status.success(), "docker {args:?}: {}", output.stderr.text());
+        assert!(output.status.success(), "docker {args:?}: {}", *output.stderr.text());
         output.stdout.text().trim().to_owned()
     }
 }

@@ -13,6 +13,7 @@
 //! with the process, which writes no core.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::ops::Deref;
 use std::sync::{PoisonError, RwLock};
@@ -29,6 +30,9 @@ use crate::effects::Scrub;
 
 /// From so many characters on a value is removed wherever it is, also within a word.
 const ANYWHERE: usize = 4;
+
+/// From so many bytes on a buffer is made as large as it may become.
+const MUCH: usize = 1 << 20;
 
 /// Shorter pieces of base64 are no evidence of a value.
 const BASE64_EVIDENCE: usize = 8;
@@ -52,13 +56,38 @@ impl Secret {
 }
 
 /// Bytes that may hold a secret: wiped when dropped, and so are the smaller buffers that they outgrew.
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Wiped(Zeroizing<Vec<u8>>);
 
 impl Wiped {
     /// None yet, with room for so many.
     pub fn with_room(bytes: usize) -> Wiped {
         Wiped(Zeroizing::new(Vec::with_capacity(bytes)))
+    }
+
+    /// More of it.
+    pub fn extend(&mut self, part: &[u8]) {
+        self.extend_within(part, usize::MAX);
+    }
+
+    /// More of it, with no room made for more than so many in all: for all of these at once when it becomes much, which
+    /// the system gives as it is used, where a buffer and a larger one beside it would both be in use.
+    pub fn extend_within(&mut self, part: &[u8], most: usize) {
+        let length = self.0.len() + part.len();
+        if self.0.capacity() < length {
+            let double = length.saturating_mul(2);
+            let room = if length > MUCH && most < usize::MAX { most } else { double.min(most) }.max(length);
+            let mut larger = Zeroizing::new(Vec::with_capacity(room));
+            larger.extend_from_slice(&self.0);
+            self.0 = larger;
+        }
+        self.0.extend_from_slice(part);
+    }
+
+    /// Of these bytes only the last so many. Where the others were is wiped with the rest.
+    pub fn keep_last(&mut self, count: usize) {
+        let first = self.0.len().saturating_sub(count);
+        self.0.drain(..first);
     }
 
     /// Something as JSON, made for people to read or not.
@@ -79,12 +108,7 @@ impl Wiped {
 
 impl io::Write for Wiped {
     fn write(&mut self, part: &[u8]) -> io::Result<usize> {
-        if self.0.capacity() - self.0.len() < part.len() {
-            let mut larger = Zeroizing::new(Vec::with_capacity((self.0.len() + part.len()) * 2));
-            larger.extend_from_slice(&self.0);
-            self.0 = larger;
-        }
-        self.0.extend_from_slice(part);
+        self.extend(part);
         Ok(part.len())
     }
 
@@ -99,6 +123,33 @@ impl Deref for Wiped {
     fn deref(&self) -> &[u8] {
         &self.0
     }
+}
+
+impl From<&[u8]> for Wiped {
+    fn from(bytes: &[u8]) -> Wiped {
+        Wiped(Zeroizing::new(bytes.to_vec()))
+    }
+}
+
+/// How many; nobody is to see which.
+impl fmt::Debug for Wiped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+/// Bytes as text, with whatever is no UTF-8 replaced, in one buffer that is never outgrown.
+pub fn lossy(bytes: &[u8]) -> Zeroizing<String> {
+    let replaced = bytes.utf8_chunks().filter(|chunk| !chunk.invalid().is_empty()).count();
+    let mut text =
+        Zeroizing::new(String::with_capacity(bytes.len() + replaced * char::REPLACEMENT_CHARACTER.len_utf8()));
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        if !chunk.invalid().is_empty() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+    text
 }
 
 /// Where a value belongs.
@@ -219,8 +270,9 @@ impl Search {
         for (form, marker) in forms {
             first.entry(form.as_str()).or_insert(marker);
         }
-        // Of its kinds the one that stays small with long values: a private key is one, a whole file may be.
-        let automaton = NFA::builder().match_kind(MatchKind::Standard).build(first.keys()).ok();
+        // Of its kinds the one that stays small with long values: a private key is one, a whole file may be. A prefilter
+        // would hold a copy that nobody wipes.
+        let automaton = NFA::builder().match_kind(MatchKind::Standard).prefilter(false).build(first.keys()).ok();
         let spells_none = |automaton: &NFA, marker: &str| matches!(automaton.try_find(&Input::new(marker)), Ok(None));
         let mut patterns: Vec<(String, bool)> =
             first.iter().map(|(form, marker)| ((*marker).to_owned(), form.chars().count() < ANYWHERE)).collect();
@@ -282,8 +334,7 @@ fn stands_alone(text: &str, start: usize, end: usize) -> bool {
 /// Every form of a value that is looked for.
 fn forms(value: &str) -> Vec<Zeroizing<String>> {
     let mut all: Vec<Zeroizing<String>> = Vec::new();
-    let mut add = |form: String| {
-        let form = Zeroizing::new(form);
+    let mut add = |form: Zeroizing<String>| {
         if form.chars().count() > 1 && !all.contains(&form) {
             all.push(form);
         }
@@ -292,8 +343,8 @@ fn forms(value: &str) -> Vec<Zeroizing<String>> {
     written(value.trim(), &mut add);
     if value.chars().count() >= ANYWHERE {
         for (padded, bare) in [(STANDARD, STANDARD_NO_PAD), (URL_SAFE, URL_SAFE_NO_PAD)] {
-            add(padded.encode(value));
-            add(bare.encode(value));
+            add(Zeroizing::new(padded.encode(value)));
+            add(Zeroizing::new(bare.encode(value)));
             // Within a longer text the value starts at any of three places of a base64 group, and the characters at
             // its edges hold bits of what stands beside it.
             for (offset, edge) in [(0, 0), (1, 2), (2, 3)] {
@@ -302,7 +353,7 @@ fn forms(value: &str) -> Vec<Zeroizing<String>> {
                 let code = Zeroizing::new(bare.encode(&shifted));
                 let end = code.len() - usize::from(shifted.len() % 3 != 0);
                 if let Some(inner) = code.get(edge..end).filter(|inner| inner.len() >= BASE64_EVIDENCE) {
-                    add(inner.to_owned());
+                    add(Zeroizing::new(inner.to_owned()));
                 }
             }
         }
@@ -313,7 +364,7 @@ fn forms(value: &str) -> Vec<Zeroizing<String>> {
         let mut seen = std::collections::BTreeSet::new();
         for line in lines.by_ref().filter(|line| line.chars().count() >= ANYWHERE) {
             if seen.insert(line) {
-                written(line, &mut |form| all.push(Zeroizing::new(form)));
+                written(line, &mut |form| all.push(form));
             }
         }
     }
@@ -321,49 +372,79 @@ fn forms(value: &str) -> Vec<Zeroizing<String>> {
 }
 
 /// How a text is written as it is, in JSON, and in a URL.
-fn written(text: &str, add: &mut dyn FnMut(String)) {
-    add(text.to_owned());
-    let in_json = |text: &str| {
-        let json = serde_json::Value::from(text).to_string();
-        json.get(1..json.len() - 1).unwrap_or_default().to_owned()
-    };
+fn written(text: &str, add: &mut dyn FnMut(Zeroizing<String>)) {
+    add(Zeroizing::new(text.to_owned()));
     let json = in_json(text);
     // A line of JSON in a message that is JSON itself: how servers and loggers quote each other.
     add(in_json(&json));
-    add(json.clone());
-    add(json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"));
-    add(json.replace('/', "\\/"));
-    add(text.escape_debug().to_string());
+    add(rewritten(&json, |c| match c {
+        '<' => Some("\\u003c"),
+        '>' => Some("\\u003e"),
+        '&' => Some("\\u0026"),
+        _ => None,
+    }));
+    add(rewritten(&json, |c| (c == '/').then_some("\\/")));
+    add(json);
+    add(gathered(text.escape_debug()));
     for kept in ["-._~", "-._~!$&'()*+,;=:@", "-._~!$&'()*+,;=:@/"] {
-        let upper = percent(text, kept);
-        add(upper.replace("%20", "+"));
-        add(lower_hex(&upper));
-        add(upper);
+        add(percent(text, kept, "+", Case::Upper));
+        add(percent(text, kept, "%20", Case::Lower));
+        add(percent(text, kept, "%20", Case::Upper));
     }
 }
 
-/// A text with all but letters, digits and `kept` as `%XX`.
-fn percent(text: &str, kept: &str) -> String {
-    use std::fmt::Write as _;
-    text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
-        if byte.is_ascii_alphanumeric() || kept.as_bytes().contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a String cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-        out
-    })
+/// Characters in one buffer, with nothing of them left elsewhere.
+fn gathered(chars: impl Iterator<Item = char>) -> Zeroizing<String> {
+    let mut all = Wiped::default();
+    for c in chars {
+        all.extend(c.encode_utf8(&mut [0; 4]).as_bytes());
+    }
+    lossy(&all)
 }
 
-/// `%XX` as `%xx`.
-fn lower_hex(text: &str) -> String {
-    let mut hex = 0;
-    let lower = |c: char| {
-        hex = if c == '%' { 2 } else { i32::max(hex - 1, -1) };
-        if c != '%' && hex >= 0 { c.to_ascii_lowercase() } else { c }
-    };
-    text.chars().map(lower).collect()
+/// A text in which some characters are written otherwise.
+fn rewritten(text: &str, otherwise: impl Fn(char) -> Option<&'static str>) -> Zeroizing<String> {
+    let mut all = Wiped::default();
+    for c in text.chars() {
+        match otherwise(c) {
+            Some(words) => all.extend(words.as_bytes()),
+            None => all.extend(c.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    lossy(&all)
+}
+
+/// A text as it stands between the quotes of JSON.
+fn in_json(text: &str) -> Zeroizing<String> {
+    let json = Wiped::json(&text, false).unwrap_or_default();
+    lossy(json.get(1..json.len().saturating_sub(1)).unwrap_or_default())
+}
+
+/// How the digits of `%XX` are written.
+#[derive(Clone, Copy)]
+enum Case {
+    Lower,
+    Upper,
+}
+
+/// A text with all but letters, digits and `kept` as `%XX`, and a space as that.
+fn percent(text: &str, kept: &str, space: &str, case: Case) -> Zeroizing<String> {
+    let mut all = Wiped::default();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || kept.as_bytes().contains(&byte) {
+            all.extend(&[byte]);
+        } else if byte == b' ' {
+            all.extend(space.as_bytes());
+        } else {
+            let digits: &[u8; 16] = match case {
+                Case::Lower => b"0123456789abcdef",
+                Case::Upper => b"0123456789ABCDEF",
+            };
+            let digit = |at: u8| digits.get(usize::from(at)).copied().unwrap_or_default();
+            all.extend(&[b'%', digit(byte >> 4), digit(byte & 15)]);
+        }
+    }
+    lossy(&all)
 }
 
 #[cfg(test)]
@@ -513,7 +594,7 @@ mod tests {
                     0 => value.clone(),
                     1 => STANDARD.encode(value),
                     2 => URL_SAFE_NO_PAD.encode(value),
-                    3 => percent(value, "-._~"),
+                    3 => percent(value, "-._~", "%20", Case::Upper).to_string(),
                     4 => json(value),
                     _ => json(&json(value)),
                 };
@@ -522,7 +603,7 @@ mod tests {
             for value in &values {
                 prop_assert!(!left.contains(value.as_str()), "{:?} in {:?}", value, left);
                 prop_assert!(!left.contains(&STANDARD.encode(value)));
-                prop_assert!(!left.contains(&percent(value, "-._~")));
+                prop_assert!(!left.contains(percent(value, "-._~", "%20", Case::Upper).as_str()));
                 prop_assert!(!left.contains(&within(&json(value))));
                 prop_assert!(!left.contains(&within(&json(&within(&json(value))))));
             }

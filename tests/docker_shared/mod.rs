@@ -260,7 +260,7 @@ configs: {c: {file: ./conf/c}}
     let files = [("compose.yaml", yaml), (".env", "PASSWORD=hunter2\n"), ("conf/c", "x")];
     let sha = stage(state_dir, "model", &files, &[]);
     let bytes = docker.model(&sha, &NO_SECRET).unwrap();
-    let text = String::from_utf8(bytes).unwrap();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
     assert!(!text.contains("hunter2"));
     let folder = state_dir.join("next").display().to_string();
     let model: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -21,7 +21,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid};
 
+use zeroize::Zeroizing;
+
 use super::orphans;
+use crate::drivers::vault::{Wiped, lossy};
 use crate::effects::Sha;
 use crate::plain;
 
@@ -252,8 +255,8 @@ pub enum Keep {
 /// What was kept of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// The bytes.
-    pub bytes: Vec<u8>,
+    /// The bytes: the values of a release may be among them.
+    pub bytes: Wiped,
     /// There were more than these.
     pub cut: bool,
 }
@@ -261,13 +264,13 @@ pub struct Captured {
 impl Captured {
     /// The text, with whatever is no UTF-8 replaced. After a cut at the front it begins with the next whole line:
     /// half a line could be half a secret, which no one would recognise.
-    pub fn text(&self) -> String {
-        let mut bytes = self.bytes.as_slice();
+    pub fn text(&self) -> Zeroizing<String> {
+        let mut bytes: &[u8] = &self.bytes;
         if self.cut {
             let start = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r')).map_or(bytes.len(), |at| at + 1);
             bytes = bytes.get(start..).unwrap_or_default();
         }
-        String::from_utf8_lossy(bytes).into_owned()
+        lossy(bytes)
     }
 }
 
@@ -347,14 +350,14 @@ impl Pipe {
         match self.keep {
             Keep::First(cap) => {
                 let room = cap.saturating_sub(kept.len()).min(bytes.len());
-                kept.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                kept.extend_within(bytes.get(..room).unwrap_or_default(), cap);
                 *cut |= room < bytes.len();
             }
             Keep::Last(cap) => {
-                kept.extend_from_slice(bytes);
+                kept.extend(bytes);
                 // Moving the tail to the front only now and then keeps this linear.
                 if kept.len() > cap.saturating_mul(2) {
-                    kept.drain(..kept.len() - cap);
+                    kept.keep_last(cap);
                     *cut = true;
                 }
             }
@@ -366,7 +369,7 @@ impl Pipe {
         if let Keep::Last(cap) = self.keep
             && captured.bytes.len() > cap
         {
-            captured.bytes.drain(..captured.bytes.len() - cap);
+            captured.bytes.keep_last(cap);
             captured.cut = true;
         }
         captured
@@ -407,7 +410,7 @@ struct Running<'a> {
 impl Running<'_> {
     fn watch(mut self) -> Result<Output, RunError> {
         let deadline = Instant::now() + self.deadline;
-        let mut buffer = vec![0; 64 << 10];
+        let mut buffer = Zeroizing::new(vec![0; 64 << 10]);
         let mut phase = Phase::Running;
         loop {
             self.drain(&mut buffer);

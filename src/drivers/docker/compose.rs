@@ -7,12 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use zeroize::Zeroizing;
-
 use crate::effects::words::unset_variables;
 use crate::effects::{RunFault, Scrub, Scrubbed, Sha};
 
 use super::cli::{Call, Docker, Keep};
+use crate::drivers::vault::Wiped;
 
 /// `config` reads files and calls no daemon.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -73,7 +72,7 @@ impl Docker {
     ///
     /// # Errors
     /// When Compose refuses it, or its model is larger than 32 MiB.
-    pub fn model(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Vec<u8>, RunFault> {
+    pub fn model(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Wiped, RunFault> {
         let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json", "--no-interpolate"], scrub)?;
         let call = Call { stdout: Keep::First(MODEL_CAP), ..Call::new(args, DEADLINE) };
         let output = self.succeed(&call, scrub)?;
@@ -89,7 +88,7 @@ impl Docker {
     ///
     /// # Errors
     /// When Compose refuses it, or it is larger than 32 MiB.
-    pub fn resolved(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Zeroizing<Vec<u8>>, RunFault> {
+    pub fn resolved(&self, sha: &Sha, scrub: &dyn Scrub) -> Result<Wiped, RunFault> {
         let args = self.compose_args(Place::Staged(sha), &["config", "--format", "json"], scrub)?;
         let call = Call { stdout: Keep::First(MODEL_CAP), ..Call::new(args, DEADLINE) };
         let output = self.succeed(&call, scrub)?;
@@ -97,7 +96,7 @@ impl Docker {
             let words = Scrubbed::new(scrub, "the compose file is larger than 32 MiB with its values");
             return Err(RunFault::Failed { status: Some(0), words, disk_full: false });
         }
-        Ok(Zeroizing::new(output.stdout.bytes))
+        Ok(output.stdout.bytes)
     }
 
     /// Has Compose check the complete release. A variable that is not set is only a warning for Compose, and a

@@ -140,12 +140,12 @@ mod tests {
     }
 
     fn captured(text: &str) -> Captured {
-        Captured { bytes: text.as_bytes().to_vec(), cut: false }
+        Captured { bytes: text.as_bytes().into(), cut: false }
     }
 
     #[test]
     fn half_a_line_at_the_front_of_a_cut_is_dropped() {
-        let cut = Captured { bytes: b"half a secret\nError: x\n".to_vec(), cut: true };
+        let cut = Captured { bytes: b"half a secret\nError: x\n"[..].into(), cut: true };
         assert_eq!(said(&cut, &Hide("none")).text.as_str(), "Error: x");
     }
 
