@@ -28,10 +28,11 @@ pub enum Bug {
     ForgetsTheQuarantine,
     PromotesBeforeItIsDurable,
     IgnoresWhatIsUnfinished,
+    LosesAnEffect,
 }
 
 impl Bug {
-    pub const ALL: [(Bug, &'static str); 13] = [
+    pub const ALL: [(Bug, &'static str); 14] = [
         (Bug::DeploysWhatIsRefused, crate::name(Some(Rule::RefusedLeadsToNothing))),
         (Bug::ComesUpWithoutPull, crate::name(Some(Rule::NothingUnpulledComesUp))),
         (Bug::TakesALiveTokenForDead, crate::name(Some(Rule::AValidTokenNeverLeases))),
@@ -45,6 +46,7 @@ impl Bug {
         (Bug::ForgetsTheQuarantine, crate::name(Some(Rule::QuarantineHolds))),
         (Bug::PromotesBeforeItIsDurable, crate::name(Some(Rule::PromotedIsDurableFirst))),
         (Bug::IgnoresWhatIsUnfinished, crate::name(None)),
+        (Bug::LosesAnEffect, crate::name(Some(Rule::NeverStuck))),
     ];
 
     /// What the machine is told when it starts.
@@ -54,6 +56,11 @@ impl Bug {
             Bug::ForgetsTheGeneration => boot.state.good.iter_mut().for_each(|good| good.generation = None),
             _ => {}
         }
+    }
+
+    /// Whether the machine forgets to ask for something.
+    pub fn loses(self, op: &Op) -> bool {
+        self == Bug::LosesAnEffect && matches!(op, Op::Promote(_))
     }
 
     /// What the machine asks for. False: it only seems to be carried out.

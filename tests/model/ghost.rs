@@ -47,6 +47,8 @@ pub struct Ghost {
     quarantined: Option<Name>,
     /// What tenancy was told since it was heard to change its mind: the bundle that failed, and whether the box went back.
     pub told_failed: Option<(Name, bool)>,
+    /// What tenancy was ever told to have failed.
+    pub told_ever: BTreeSet<Name>,
     /// When what tenancy was told to be applied was found healthy.
     pub told_applied: Option<(Name, i64)>,
     pub broken: BTreeSet<Rule>,
@@ -61,6 +63,7 @@ impl Ghost {
             recorded: std::mem::take(&mut self.recorded),
             quarantined: self.quarantined,
             told_failed: self.told_failed,
+            told_ever: std::mem::take(&mut self.told_ever),
             told_applied: self.told_applied,
             broken: std::mem::take(&mut self.broken),
             ..Ghost::default()
@@ -208,6 +211,7 @@ impl Ghost {
                             Outcome::Applied => self.told_applied = Some((Name::of(&report.sha), report.at.0)),
                             Outcome::Failed => {
                                 self.told_failed = Some((Name::of(&report.sha), report.rolled_back));
+                                self.told_ever.insert(Name::of(&report.sha));
                                 // It tells what is applied now, too.
                                 let good = disk.state.applied().filter(|_| report.rolled_back);
                                 self.told_applied =
