@@ -119,7 +119,7 @@ fn an_engine_that_is_killed_in_the_middle_leaves_what_the_next_ticks_finish() {
     let Some(site) = Site::new() else { return };
     let engine = Engine::of(&site);
     site.rig.deploy(&site.bundle());
-    let (mut ticks, mut ends) = (Vec::new(), Vec::new());
+    let (mut ticks, mut ends, mut at_work) = (Vec::new(), Vec::new(), 0);
     // Every second time the tick after it finds no engine at all.
     for (n, (what, held, has_come, most)) in CUTS.iter().chain(CUTS).enumerate() {
         let away = n % 2 == 1;
@@ -131,8 +131,9 @@ fn an_engine_that_is_killed_in_the_middle_leaves_what_the_next_ticks_finish() {
             site.registry.close(held);
         }
         let watched = Watched::new(&site, &sha);
-        let agent = watched.until(&what, has_come);
+        let mut agent = watched.until(&what, has_come);
         thread::sleep(delay(n as u64 + 400, *most));
+        at_work += usize::from(agent.0.try_wait().unwrap().is_none());
         engine.kill();
         site.registry.open();
         let ran = agent.ended();
@@ -157,12 +158,12 @@ fn an_engine_that_is_killed_in_the_middle_leaves_what_the_next_ticks_finish() {
         println!("  {end}");
     }
     println!(
-        "kill: engine: {} kills of dockerd and containerd in pull and up; {} ticks to settle, at most {} a kill; lost: nothing",
-        ends.len(),
+        "kill: engine: {at_work} kills of dockerd and containerd in pull and up, {} came too late; {} ticks to settle, at most {} a kill; lost: nothing",
+        ends.len() - at_work,
         ticks.iter().sum::<usize>(),
         ticks.iter().max().unwrap(),
     );
-    assert_eq!(ends.len(), 18);
+    assert!(at_work >= 12, "{at_work} kills found the agent at work");
 }
 
 /// When the engine hangs: its name, when it is stopped, what the tick ends with, and within how many seconds.

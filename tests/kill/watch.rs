@@ -142,6 +142,8 @@ pub enum Victim {
 pub struct Killed {
     /// The agent was alive.
     pub alive: bool,
+    /// So many of what it had started were killed with it.
+    pub with_it: usize,
     /// What it had started and runs on.
     pub orphans: Vec<Process>,
 }
@@ -168,8 +170,11 @@ pub fn kill(mut agent: Running, victim: Victim) -> Killed {
         }
     }
     let status = agent.0.wait().unwrap();
-    let orphans: Vec<Process> = below.into_iter().filter(Process::lives).collect();
-    Killed { alive: status.signal() == Some(9), orphans: if victim == Victim::Alone { orphans } else { Vec::new() } }
+    let alive = status.signal() == Some(9);
+    match victim {
+        Victim::Alone => Killed { alive, with_it: 0, orphans: below.into_iter().filter(Process::lives).collect() },
+        Victim::WithChildren => Killed { alive, with_it: below.len(), orphans: Vec::new() },
+    }
 }
 
 /// A process, and no later one of the same number.
