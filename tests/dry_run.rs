@@ -269,7 +269,7 @@ fn a_plan_of_a_forced_tick_starts_what_was_stopped() {
     let stopped = |state| vec![containers::Container { state, ..runs_since("web", "sha256:a", 7000) }];
     let (text, fates_of) = fates(boot.clone(), stopped(containers::ContainerState::Exited));
     assert_eq!(fates_of["web"]["fate"], "started", "{text}");
-    assert!(text.contains("  start     web\n"), "{text}");
+    assert!(text.contains("  start     web, unless there is a newer version of DB_PASSWORD\n"), "{text}");
     let (text, fates_of) = fates(boot, stopped(containers::ContainerState::Running));
     let kept = serde_json::json!({"fate": "kept", "unless_newer": ["DB_PASSWORD"]});
     assert_eq!(fates_of["web"], kept, "its secret is not pinned: {text}");
@@ -286,4 +286,29 @@ fn a_plan_that_only_prunes_removes_no_service() {
     let mut plan = Plan::default();
     run_loop::run(boot, &dry, &mut plan);
     assert_eq!(serde_json::to_value(&plan).unwrap()["services"], serde_json::json!({}));
+}
+
+#[test]
+fn what_only_a_real_tick_fills_in_is_not_known_to_a_plan() {
+    let fate = |variable: &str, template: bool| {
+        let mut services = services();
+        services.get_mut("web").unwrap().variables = vec![variable.to_owned()];
+        let mut boot = running_a();
+        boot.options.force = true;
+        boot.state.good[0].services = services.clone();
+        let model = model::Model { services, ..model::Model::default() };
+        let script = Script::default()
+            .desired("a", 1)
+            .facts(move |facts| facts.template = template.then(|| Ok(vec!["DB_PASSWORD".to_owned()])))
+            .next(Event::ModelRead(Ok(model)))
+            .next(Event::Inspected(Ok(vec![runs_since("web", "sha256:a", 7000)])));
+        let dry = DryRun::new(Scripted::new(boot.now, script), &boot.state);
+        let mut plan = Plan::default();
+        run_loop::run(boot, &dry, &mut plan);
+        serde_json::to_value(&plan).unwrap()["services"]["web"]["fate"].clone()
+    };
+    // What the template makes of secrets, and files that may have some.
+    assert_eq!([fate("DATABASE_URL", true), fate("env_file", false)], ["not_known", "not_known"]);
+    // A secret by itself, and a variable that nothing sets.
+    assert_eq!([fate("DB_PASSWORD", true), fate("TAG", false)], ["kept", "kept"]);
 }

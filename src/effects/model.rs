@@ -72,7 +72,7 @@ pub struct Service {
     /// Those whose network, processes, memory or volumes it shares.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub shares: BTreeSet<String>,
-    /// The variables that its definition uses, in order.
+    /// What its definition is filled in with: variables, those too that only its environment names, and `env_file`. In order.
     pub variables: Vec<String>,
     /// The variables whose values are in files that it mounts (`configs` and `secrets` by `content` or `environment`):
     /// Compose does not look at them when it compares.
@@ -137,7 +137,7 @@ impl Model {
                     definition: hex_sha(&definition.replace(&ground.project, ".")),
                     depends: depends.collect(),
                     shares: shares(service),
-                    variables: variables(&definition),
+                    variables: filled_in(service, &definition),
                     mounted_variables: mounts.variables.into_iter().collect(),
                 };
                 model.services.insert(name.clone(), service);
@@ -627,6 +627,18 @@ fn variables(text: &str) -> Vec<String> {
     names.into_iter().collect()
 }
 
+/// What stands among variables for the files of a service's `env_file`.
+pub const ENV_FILE: &str = "env_file";
+
+/// What a definition is filled in with, each once, in order. A name in `environment` that has no value there takes that of
+/// the variable.
+fn filled_in(service: &Value, definition: &str) -> Vec<String> {
+    let bare = entries(service.get("environment")).filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone());
+    let files = service.get("env_file").filter(|files| !files.is_null()).map(|_| ENV_FILE.to_owned());
+    let names: BTreeSet<String> = variables(definition).into_iter().chain(bare).chain(files).collect();
+    names.into_iter().collect()
+}
+
 /// What Compose compares to know whether a container is still what its service says: all but how many there are, when it
 /// pulls, and (not at first: with 2.26 this recreates) what it depends on.
 fn compared(service: &Value) -> Value {
@@ -820,6 +832,15 @@ mod tests {
         assert_eq!(scale(json!({"scale": "${N}"})), 1);
         assert_eq!(scale(json!({"scale": "4"})), 4);
         assert_eq!(scale(json!({"deploy": {"replicas": 0}})), 0);
+    }
+
+    #[test]
+    fn what_a_definition_is_filled_in_with_is_named_also_without_a_dollar() {
+        let variables = |service: Value| web(service).unwrap().variables;
+        let service = json!({"image": "a:${TAG}", "environment": {"P": null, "Q": "q", "R": "$S"}});
+        assert_eq!(variables(service), ["P", "S", "TAG"]);
+        assert_eq!(variables(json!({"image": "a", "env_file": [{"path": "/p/.env", "required": true}]})), ["env_file"]);
+        assert_eq!(variables(json!({"image": "a", "env_file": null})), [] as [&str; 0]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Known;
 use super::secrets::SecretChange;
 use crate::effects::containers::{Container, ContainerState};
-use crate::effects::model::Service;
+use crate::effects::model::{ENV_FILE, Service};
 use crate::effects::state::{Applied, Goal};
 use crate::effects::{Sha, Stamp};
 
@@ -25,7 +25,11 @@ pub enum Fate {
         why: Vec<String>,
     },
     /// Its containers stay as they are, and one that does not run is started.
-    Started,
+    Started {
+        /// As of what is kept.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        unless_newer: Vec<String>,
+    },
     /// Its containers go on running.
     Kept {
         /// Its variables whose secrets are not pinned: a newer version of one, which only a real tick reads, recreates it.
@@ -38,6 +42,9 @@ pub enum Fate {
         from: u32,
         /// How many it should have.
         to: u32,
+        /// As of what is kept.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        unless_newer: Vec<String>,
     },
     /// What the agent knows does not tell.
     NotKnown {
@@ -102,7 +109,7 @@ impl<'a> Before<'a> {
             Fate::Created => {
                 Fate::NotKnown { why: "it has a container that the applied release does not know".to_owned() }
             }
-            Fate::Kept { .. } if its.iter().any(|c| ended(c)) => Fate::Started,
+            Fate::Kept { unless_newer } if its.iter().any(|c| ended(c)) => Fate::Started { unless_newer },
             fate => fate,
         }
     }
@@ -132,17 +139,18 @@ pub(super) fn of_containers(
     for (name, fate) in &mut fates {
         let Some(service) = goal.services.get(name) else { continue };
         if matches!(fate, Fate::Kept { .. }) {
-            *fate = of_secrets(service, secrets);
+            *fate = of_secrets(known, service, secrets);
         }
         let its: Vec<&Container> = containers.iter().filter(|c| c.service == *name).collect();
         *fate = before.fate(fate.clone(), &its);
         let was = applied.and_then(|applied| applied.services.get(name)).map_or(service.scale, |was| was.scale);
         let there = u32::try_from(its.len()).unwrap_or(u32::MAX);
         // One container is what a variable counts as, so fewer than there are is meant only where it was more.
-        if matches!(fate, Fate::Kept { .. })
+        if let Fate::Kept { unless_newer } = fate
             && (there < service.scale || (there > service.scale && was > service.scale))
         {
-            *fate = Fate::Scaled { from: there, to: service.scale };
+            let unless_newer = std::mem::take(unless_newer);
+            *fate = Fate::Scaled { from: there, to: service.scale, unless_newer };
         }
     }
     while let Some((name, fate)) = goal.services.iter().find_map(|(name, service)| drawn_along(name, service, &fates)) {
@@ -154,16 +162,23 @@ pub(super) fn of_containers(
     fates
 }
 
-/// What becomes of a service by its secrets alone.
-fn of_secrets(service: &Service, secrets: &BTreeMap<String, SecretChange>) -> Fate {
+/// What becomes of a service by its secrets alone. What it is filled in with is a secret, or is made of them by a real
+/// tick (`env.template`, `env_file`) and so not known before.
+fn of_secrets(known: &Known, service: &Service, secrets: &BTreeMap<String, SecretChange>) -> Fate {
     let all = service.variables.iter().chain(&service.mounted_variables);
-    let (mut changed, mut unless_newer) = (BTreeSet::new(), BTreeSet::new());
+    let (mut changed, mut unless_newer, mut made) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for name in all {
         match secrets.get(name) {
             Some(SecretChange::Changed { .. }) => changed.insert(name.as_str()),
             Some(SecretChange::Latest { .. }) => unless_newer.insert(name.clone()),
-            Some(SecretChange::Added { .. } | SecretChange::Kept { .. } | SecretChange::Removed) | None => false,
+            Some(SecretChange::Added { .. }) => made.insert(name.as_str()),
+            None if known.read && (known.template || name == ENV_FILE) => made.insert(name.as_str()),
+            Some(SecretChange::Kept { .. } | SecretChange::Removed) | None => false,
         };
+    }
+    if changed.is_empty() && !made.is_empty() {
+        let made: Vec<&str> = made.into_iter().collect();
+        return Fate::NotKnown { why: format!("only a real tick knows what it gets by {}", made.join(", ")) };
     }
     if changed.is_empty() {
         return Fate::Kept { unless_newer: unless_newer.into_iter().collect() };
@@ -176,7 +191,7 @@ fn of_secrets(service: &Service, secrets: &BTreeMap<String, SecretChange>) -> Fa
 /// and 2.40: what shares a network, processes or volumes goes along in both; what depends in another way is recreated
 /// by 2.26, also over several steps, and restarted or kept by 2.40).
 fn drawn_along<'a>(name: &'a String, service: &Service, fates: &BTreeMap<String, Fate>) -> Option<(&'a String, Fate)> {
-    if !matches!(fates.get(name), Some(Fate::Kept { .. } | Fate::Scaled { .. } | Fate::Started)) {
+    if !matches!(fates.get(name), Some(Fate::Kept { .. } | Fate::Scaled { .. } | Fate::Started { .. })) {
         return None;
     }
     let fate = |other: &String| fates.get(other);

@@ -46,6 +46,8 @@ pub struct Plan {
 struct Known {
     state: State,
     manifest: Manifest,
+    /// The bundle says by `env.template` what `.env` is made of.
+    template: bool,
     /// Compose resolved the release: it is not one that an earlier tick left.
     read: bool,
     /// The release that comes up.
@@ -132,6 +134,7 @@ impl Plan {
     }
 
     fn bundle(&mut self, facts: &BundleFacts) {
+        self.known.template = facts.template.is_some();
         if let Ok(manifest) = &facts.manifest {
             self.known.manifest = manifest.clone();
             self.secrets = secrets::of(self.known.state.applied(), manifest);
@@ -185,12 +188,13 @@ impl Plan {
                 lines.push(match fate {
                     Fate::Created => format!("  {}  {name}", paint("32", "create  ")),
                     Fate::Recreated { why } => format!("  {}  {name}: {}", paint("33", "recreate"), why.join("; ")),
-                    Fate::Started => format!("  {}  {name}", paint("33", "start   ")),
-                    Fate::Kept { unless_newer } if unless_newer.is_empty() => format!("  keep      {name}"),
-                    Fate::Kept { unless_newer } => {
-                        format!("  keep      {name}, unless there is a newer version of {}", unless_newer.join(" or "))
+                    Fate::Started { unless_newer } => {
+                        format!("  {}  {name}{}", paint("33", "start   "), unless(unless_newer))
                     }
-                    Fate::Scaled { from, to } => format!("  {}  {name}: {from} of {to} there", paint("33", "scale   ")),
+                    Fate::Kept { unless_newer } => format!("  keep      {name}{}", unless(unless_newer)),
+                    Fate::Scaled { from, to, unless_newer } => {
+                        format!("  {}  {name}: {from} of {to} there{}", paint("33", "scale   "), unless(unless_newer))
+                    }
                     Fate::NotKnown { why } => format!("  ?         {name}: not known here: {why}"),
                     Fate::Removed => format!("  {}  {name}", paint("31", "remove  ")),
                 });
@@ -233,5 +237,14 @@ fn life(facts: &TokenFacts) -> String {
     match facts.ttl_s {
         None => "alive, never expires".to_owned(),
         Some(s) => format!("alive, {} min left{}", s / 60, if facts.renewable { ", renewable" } else { "" }),
+    }
+}
+
+/// What would have a service recreated all the same.
+fn unless(newer: &[String]) -> String {
+    if newer.is_empty() {
+        String::new()
+    } else {
+        format!(", unless there is a newer version of {}", newer.join(" or "))
     }
 }
