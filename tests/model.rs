@@ -581,11 +581,7 @@ fn no_way_through_a_few_ticks_breaks_an_invariant() {
         ("two changes in three ticks", allow(starts(), 3, 0, 2)),
         ("a fault and a change in three ticks", allow(starts(), 3, 1, 1)),
     ];
-    holds_in(all, 200_000);
-}
-
-/// Explores each, and counts what is a different box or world, whatever may still happen to it.
-fn holds_in(all: impl IntoIterator<Item = (&'static str, Vec<Place>)>, at_least: usize) {
+    // Counted is what is a different box or world, whatever may still happen to it.
     let mut states = HashSet::new();
     let mut broken = Vec::new();
     for (what, starts) in all {
@@ -595,17 +591,7 @@ fn holds_in(all: impl IntoIterator<Item = (&'static str, Vec<Place>)>, at_least:
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
     println!("all together: {} different states, whatever was still allowed there", states.len());
-    assert!(states.len() >= at_least, "only {} states", states.len());
-}
-
-#[test]
-#[ignore = "takes a minute: make soak"]
-fn no_way_through_more_ticks_with_more_faults_breaks_an_invariant() {
-    let all = [
-        ("two faults and a change in two ticks", allow(starts(), 2, 2, 1)),
-        ("a fault and two changes in three ticks", allow(starts(), 3, 1, 2)),
-    ];
-    holds_in(all, 1_000_000);
+    assert!(states.len() >= 200_000, "only {} states", states.len());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use serde_json::{Value, json};
 
-use crate::common::rig::Running;
+use crate::common::rig::{Running, wait_until};
 use crate::site::Site;
 
 /// A tick under watch: what happened before it does not count.
@@ -142,8 +142,8 @@ pub enum Victim {
 pub struct Killed {
     /// The agent was alive.
     pub alive: bool,
-    /// So many of what it had started were killed with it.
-    pub with_it: usize,
+    /// How many of those that it had started, and that those had started, were alive with it.
+    pub children: usize,
     /// What it had started and runs on.
     pub orphans: Vec<Process>,
 }
@@ -158,7 +158,8 @@ pub fn kill(mut agent: Running, victim: Victim) -> Killed {
         assert!(Instant::now() < deadline, "the agent cannot be stopped");
         std::thread::yield_now();
     }
-    let below = below(pid);
+    let below: Vec<Process> = below(pid).into_iter().filter(Process::lives).collect();
+    let children = below.len();
     agent.signal(Signal::KILL);
     if victim == Victim::WithChildren {
         for process in &below {
@@ -170,11 +171,11 @@ pub fn kill(mut agent: Running, victim: Victim) -> Killed {
         }
     }
     let status = agent.0.wait().unwrap();
-    let alive = status.signal() == Some(9);
-    match victim {
-        Victim::Alone => Killed { alive, with_it: 0, orphans: below.into_iter().filter(Process::lives).collect() },
-        Victim::WithChildren => Killed { alive, with_it: below.len(), orphans: Vec::new() },
+    if victim == Victim::WithChildren {
+        wait_until("the children are dead", || !below.iter().any(Process::lives));
     }
+    let orphans = below.into_iter().filter(Process::lives).collect();
+    Killed { alive: status.signal() == Some(9), children, orphans }
 }
 
 /// A process, and no later one of the same number.
