@@ -163,7 +163,11 @@ impl World {
                 Event::TokenRevoked(self.with_token(&Slot::Replaced, |to, token| to.openbao.revoke(&*to.vault, token)))
             }
             Op::ReadSecret(request) => Event::SecretRead(self.read_secret(request)),
-            Op::WriteRelease(request) => Event::ReleaseWritten(self.write_release(request)),
+            Op::WriteRelease(request) => {
+                // It may take the place of values that a container still tells.
+                self.may_be_quoted();
+                Event::ReleaseWritten(self.write_release(request))
+            }
             Op::CheckCompose(request) => Event::ComposeChecked(self.check(request)),
             Op::Pull(request) => Event::Pulled(self.docker.pull(request, vault)),
             Op::Promote(request) => {

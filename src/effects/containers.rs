@@ -173,14 +173,15 @@ impl InspectedProbe {
     /// The end of what it printed. What was cut off may end in the beginning of a secret, which nobody would know for one.
     fn said(&self, scrub: &dyn Scrub) -> Scrubbed {
         let output = self.output.as_deref().unwrap_or_default();
-        let whole = match self.exit_code {
-            None | Some(0) => "",
-            Some(_) if output.len() >= PROBE_OUTPUT => "",
-            // Of a check that was ended Docker says so, and newer versions then quote what it had printed.
-            Some(-1) => output.split_inclusive(')').next().unwrap_or_default(),
-            Some(_) => output,
-        };
-        Scrubbed::new(scrub, &ending(&one_line(&plain(scrub.scrub(whole).as_bytes())), PROBE_WORDS))
+        let whole = if matches!(self.exit_code, None | Some(0)) || output.len() >= PROBE_OUTPUT { "" } else { output };
+        let mut told = scrub.scrub(whole);
+        // Of a check that took too long Docker says so, and newer versions then quote what it had printed by then.
+        if self.exit_code == Some(-1)
+            && let Some((sentence, _)) = told.split_once("):")
+        {
+            told = format!("{sentence})");
+        }
+        Scrubbed::new(scrub, &ending(&one_line(&plain(told.as_bytes())), PROBE_WORDS))
     }
 }
 

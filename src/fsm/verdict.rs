@@ -126,6 +126,10 @@ fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
         ContainerState::Removing => Fine::NotYet("being removed".into()),
         ContainerState::Running => match c.health {
             Some(Health::Unhealthy) if may_recover(c, seen) => Fine::NotYet("unhealthy from before".into()),
+            // Docker calls what was paused unhealthy, whatever its check found.
+            Some(Health::Unhealthy) if c.probe.as_ref().is_some_and(|probe| probe.streak < probe.retries) => {
+                Fine::NotYet("unhealthy though its check was not, until it runs again".into())
+            }
             Some(Health::Unhealthy) => Fine::No("unhealthy".into()),
             Some(Health::Starting) => Fine::NotYet("health: starting".into()),
             Some(Health::Healthy) => Fine::Yes,
@@ -314,6 +318,15 @@ mod tests {
         assert_eq!(verdicts(&sick(5), [another(2)]), ["failing"]);
         let silent = || container(ContainerState::Running, |c| c.health = Some(Unhealthy));
         assert_eq!(verdicts(&silent(), [silent()]), ["failing"]);
+    }
+
+    #[test]
+    fn what_is_called_unhealthy_without_failures_enough_is_waited_for() {
+        let paused = |streak| probed(Health::Unhealthy, streak);
+        assert_eq!(
+            verdicts(&probed(Health::Healthy, 0), [paused(0), paused(1), paused(2)]),
+            ["waiting", "waiting", "failing"]
+        );
     }
 
     #[test]

@@ -188,7 +188,10 @@ fn what_a_healthcheck_prints_is_no_leak_either_not_even_before_a_secret_was_read
         fs::create_dir(file.parent().unwrap()).unwrap();
         let recorded = ["tick", "--record", file.to_str().unwrap()];
         let quoted = || fs::read_to_string(&file).unwrap().matches("told [secret:P]").count();
-        let mut net = Net { secrets: vec!["c4n4ry-old".to_owned(), "c4n4ry-new".to_owned()], journal: String::new() };
+        let mut net = Net {
+            secrets: ["c4n4ry-old", "c4n4ry-mid", "c4n4ry-new"].map(str::to_owned).to_vec(),
+            journal: String::new(),
+        };
         let bundle = |rig: &Rig, generation: i64, retries: u32| {
             let check =
                 format!("{{test: [CMD, sh, -c, 'echo told \"$$P\"; exit 1'], interval: 1s, retries: {retries}}}");
@@ -211,6 +214,13 @@ fn what_a_healthcheck_prints_is_no_leak_either_not_even_before_a_secret_was_read
         assert!(quoted() > 0);
         net.of(&ran);
         net.learn(rig);
+        net.holds_nothing(rig);
+
+        // The same bundle with another value: what is written takes the place of what the container still tells.
+        rig.secret("db", json!({"value": "c4n4ry-mid"}));
+        let ran = rig.run(&[&recorded[..], &["--force"]].concat());
+        assert!(ran.stdout.contains("UNHEALTHY") && quoted() > 0, "{ran:?}");
+        net.of(&ran);
         net.holds_nothing(rig);
 
         // The secret is another one now, which a dry run does not read; the container still tells the old one.
