@@ -148,6 +148,7 @@ struct Broken(&'static str, String);
 
 const WHOLE: &str = "whatever is in its place is whole";
 const TOLD_ONCE: &str = "an outcome is told once";
+const GOOD: &str = "no release is good that never was healthy";
 const BUDGET: &str = "leases stay within what is known of them";
 const LEFT_BEHIND: &str = "nothing unfinished is left behind";
 const SECRETS: &str = "secrets lie in their files alone";
@@ -156,6 +157,9 @@ const STAYS: &str = "at its end a box stays as it is";
 const TIDY: &str = "what nobody needs is gone after the next deploy";
 const STORED: &str = "what was told to be stored is there";
 const STARTS: &str = "a tick starts and ends";
+
+/// One never becomes healthy, one cannot be pulled.
+const NEVER_GOOD: [&str; 2] = ["sick", "unpullable"];
 
 fn must(rule: &'static str, so: bool, words: impl FnOnce() -> String) -> Result<(), Broken> {
     if so { Ok(()) } else { Err(Broken(rule, words())) }
@@ -278,6 +282,10 @@ impl<'a> Crashed<'a> {
         // What a crash hid costs one more; an agent that lost its memory of them would ask without end.
         let state = self.state();
         let unknown = world.leases.iter().any(|at| state.leases.iter().all(|known| known.since_ms(*at).abs() > 2000));
+        for name in NEVER_GOOD {
+            let good = state.good.iter().any(|good| good.sha == sha(name));
+            must(GOOD, !good, || format!("{name} counts as good: {:?}", state.good))?;
+        }
         must(BUDGET, world.leases.len() <= leases + 1 && (self.scenario.corrupt || !unknown), || {
             format!("{:?} were granted, {:?} are known", world.leases, state.leases)
         })?;
@@ -409,6 +417,12 @@ fn judge(
     let grant = image.get(Path::new("state/bootstrap.jwt"));
     let stored = matches!(grant, Some(Entry::File(_, bytes)) if **bytes == bootstrap_grant().into_bytes());
     let used = !world.bootstrapped || world.tokens_made > 0;
+    if let Some(Entry::File(_, bytes)) = image.get(Path::new("state/state.json"))
+        && let Ok(state) = serde_json::from_slice::<State>(bytes)
+    {
+        let good = state.good.iter().any(|good| NEVER_GOOD.iter().any(|name| good.sha == sha(name)));
+        must(GOOD, !good, || format!("right after the crash: {:?}", state.good))?;
+    }
     must(STORED, used || stored, || "the operator was told that the grant is stored, and it is not".to_owned())?;
     if !world.bootstrapped {
         crashed.bootstrap(&power)?;
