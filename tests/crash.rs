@@ -25,9 +25,9 @@ use monky_deployd::drivers::record::{self, Recorder};
 use monky_deployd::drivers::run_loop::{self, Ended};
 use monky_deployd::drivers::store::Store;
 use monky_deployd::drivers::vault::Vault;
-use monky_deployd::effects::OnUnhealthy;
 use monky_deployd::effects::failure::Code;
 use monky_deployd::effects::state::State;
+use monky_deployd::effects::{OnUnhealthy, OpName};
 use monky_deployd::fsm::stages::Done;
 use monky_deployd::fsm::{Boot, Options};
 use world::{BUNDLES, CANARY, Driven, Told, World, bootstrap_grant, told};
@@ -51,13 +51,15 @@ struct Scenario {
     steps: &'static [Step],
     on_unhealthy: OnUnhealthy,
     keep_releases: usize,
+    /// Images that nobody needs are removed.
+    prune: bool,
     /// `state.json` was no state before any crash.
     corrupt: bool,
 }
 
 const DEPLOYED: &[Step] = &[Step::Bootstrap, Step::Tick];
 
-const SCENARIOS: [Scenario; 8] = [
+const SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "a first deploy",
         before: &[],
@@ -65,6 +67,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: DEPLOYED,
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
+        prune: false,
         corrupt: false,
     },
     Scenario {
@@ -74,6 +77,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick],
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 1,
+        prune: false,
         corrupt: false,
     },
     Scenario {
@@ -89,6 +93,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick],
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
+        prune: false,
         corrupt: false,
     },
     Scenario {
@@ -98,6 +103,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick],
         on_unhealthy: OnUnhealthy::Rollback,
         keep_releases: 3,
+        prune: false,
         corrupt: false,
     },
     Scenario {
@@ -107,6 +113,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick],
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
+        prune: false,
         corrupt: false,
     },
     Scenario {
@@ -116,6 +123,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick, Step::Tick],
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
+        prune: false,
         corrupt: false,
     },
     Scenario {
@@ -129,6 +137,17 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick],
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
+        prune: false,
+        corrupt: false,
+    },
+    Scenario {
+        name: "a token that must be renewed, a slow start, images that nobody needs",
+        before: DEPLOYED,
+        then: |world, _| (world.desired, world.ttl_s, world.starts_s) = ("b", 300, 10),
+        steps: &[Step::Tick],
+        on_unhealthy: OnUnhealthy::Keep,
+        keep_releases: 1,
+        prune: true,
         corrupt: false,
     },
     Scenario {
@@ -138,6 +157,7 @@ const SCENARIOS: [Scenario; 8] = [
         steps: &[Step::Tick],
         on_unhealthy: OnUnhealthy::Keep,
         keep_releases: 3,
+        prune: false,
         corrupt: true,
     },
 ];
@@ -234,7 +254,7 @@ impl<'a> Crashed<'a> {
                 keep_releases: self.scenario.keep_releases,
                 ..settings()
             },
-            options: Options::default(),
+            options: Options { prune: self.scenario.prune, ..Options::default() },
             state: loaded.state,
             local: loaded.local,
             // Chance is not the same twice.
@@ -376,6 +396,8 @@ struct Run {
     end: End,
     leases: usize,
     told: Told,
+    /// How the last tick ends.
+    code: Option<Code>,
     moments: Vec<Moment<World>>,
 }
 
@@ -389,16 +411,17 @@ fn run(scenario: &Scenario, bug: Bug) -> Run {
     let crashed = Crashed::new(scenario, &image_of(crashed.root.path()), world, bug);
     (scenario.then)(&mut crashed.world.lock().unwrap(), &crashed.state_dir());
     let power = crashed.power(true);
+    let mut code = None;
     for step in scenario.steps {
         crashed.later();
-        crashed.step(*step, &power).unwrap();
+        code = crashed.step(*step, &power).unwrap().and_then(|done| done.code);
     }
     power.moment("the end");
     let (leases, told) = {
         let world = crashed.world.lock().unwrap();
         (world.leases.len(), told(&world))
     };
-    Run { end: crashed.end(), leases, told, moments: power.moments() }
+    Run { end: crashed.end(), leases, told, code, moments: power.moments() }
 }
 
 /// Starts a box again, and judges it. `watched`: the power may fail once more meanwhile.
@@ -508,6 +531,11 @@ fn a_crash_at_any_moment_costs_at_most_three_ticks_and_nothing_else() {
     println!("{images} crashes: {:?}; {} different boxes", total.images, total.boxes);
     assert!(moments >= 1000 && images >= 2000, "fewer than there are");
     assert!(Crash::ALL.iter().all(|crash| total.images.contains_key(crash)), "{:?}", total.images);
+    for op in OpName::ALL {
+        for moment in [op.as_str().to_owned(), format!("after {}", op.as_str())] {
+            assert!(total.moments.contains_key(&moment), "no crash at: {moment}");
+        }
+    }
     for change in [
         "create",
         "write",
@@ -711,10 +739,18 @@ fn a_disk_that_is_full_from_any_change_on_keeps_what_it_held_and_is_used_again_w
             }
             tried += 1;
             let done = ended.unwrap_or_else(|Broken(rule, words)| panic!("{at}: {rule}: {words}"));
-            // It ends with a failure, unless all that is missing is what tidies up.
-            let told =
-                done.code == Some(Code::DiskFull) || done.code.is_none() || scenario.name == "a deploy that fails";
-            assert!(told || done.code == Some(Code::Unhealthy), "{at}: {done:?}");
+            // It says so, unless all that is missing is what tidies up, or what tells: the outcome is in the state then.
+            if done.code != Some(Code::DiskFull) {
+                let ended = |it: &End| {
+                    format!(
+                        "{:?} {:?} {:?} {:?} {} {}",
+                        it.good, it.earlier, it.attempts, it.running, it.last, it.token
+                    )
+                };
+                let (end, right) = (crashed.end(), &run.end);
+                assert_eq!((done.code, ended(&end)), (run.code, ended(right)), "{at}");
+                assert!(end.told == right.told || crashed.state().outcome.is_some(), "an outcome is lost: {at}");
+            }
             crashed.holds(&run, run.leases).unwrap_or_else(|Broken(rule, words)| panic!("{at}: {rule}: {words}"));
             let state = image_of(crashed.root.path());
             let state = state.get(Path::new("state/state.json"));

@@ -44,6 +44,10 @@ pub struct World {
     /// Tokens that live.
     pub tokens: BTreeSet<String>,
     pub tokens_made: u32,
+    /// How long the saved token lives still, in seconds.
+    pub ttl_s: u64,
+    /// A container is starting for so long.
+    pub starts_s: i64,
     /// Grants that OpenBao takes.
     pub grants: BTreeSet<String>,
     pub pulled: BTreeSet<Sha>,
@@ -64,6 +68,8 @@ impl World {
             leases: Vec::new(),
             tokens: BTreeSet::new(),
             tokens_made: 0,
+            ttl_s: 3000,
+            starts_s: 0,
             grants: BTreeSet::from([bootstrap_grant()]),
             pulled: BTreeSet::new(),
             running: None,
@@ -183,13 +189,17 @@ impl Driven {
             Op::ReadModel(_) => Event::ModelRead(Ok(Model { services: services(), ..Model::default() })),
             Op::LookupToken(lookup) => {
                 let (slot, ttl_s) = match lookup.token {
-                    TokenName::Saved => (Slot::SavedToken, 3000),
+                    TokenName::Saved => (Slot::SavedToken, self.world(|world| world.ttl_s)),
                     TokenName::Candidate => (Slot::Candidate, 3600),
                 };
                 Event::TokenLookedUp(if self.lives(&slot) { Ok(token(ttl_s)) } else { Err(denied()) })
             }
             Op::RenewToken(_) => {
-                Event::TokenRenewed(if self.lives(&Slot::SavedToken) { Ok(token(3600)) } else { Err(denied()) })
+                if !self.lives(&Slot::SavedToken) {
+                    return Event::TokenRenewed(Err(denied()));
+                }
+                self.world(|world| world.ttl_s = 3000);
+                Event::TokenRenewed(Ok(token(3600)))
             }
             Op::AskLease(_) => Event::LeaseAnswered(self.lease()),
             Op::SaveGrant(save) => Event::GrantSaved(store.save_grant(&save.lease)),
@@ -261,7 +271,13 @@ impl Driven {
             Op::SendReport(send) => Event::ReportSent(self.send(&send.report_id)),
             Op::DropReport(drop) => Event::ReportDropped(store.drop_report(&drop.report_id)),
             Op::PruneReleases(prune) => Event::ReleasesPruned(store.prune_releases(&prune.keep)),
-            Op::RemoveImages(remove) => Event::ImagesRemoved(Ok(RemovedImages { gone: remove.ids.clone() })),
+            Op::RemoveImages(remove) => {
+                self.world(|world| {
+                    let needed = containers(world).into_iter().find(|one| remove.ids.contains(&one.image_id));
+                    world.broken.extend(needed.map(|one| format!("{} runs, and was to be removed", one.image_id)));
+                });
+                Event::ImagesRemoved(Ok(RemovedImages { gone: remove.ids.clone() }))
+            }
         }
     }
 
@@ -336,7 +352,11 @@ impl Driven {
 fn containers(world: &World) -> Vec<Container> {
     let Some((sha, since, _)) = &world.running else { return Vec::new() };
     let name = bundle_of(sha).0;
-    let health = if name == "sick" { Health::Unhealthy } else { Health::Healthy };
+    let health = match name {
+        "sick" => Health::Unhealthy,
+        _ if world.now.since_ms(*since) < world.starts_s * 1000 => Health::Starting,
+        _ => Health::Healthy,
+    };
     let mut web = container("web", ContainerState::Running, Some(health));
     web.id = format!("web-{}", since.0);
     web.image_id = format!("sha256:{name}");
