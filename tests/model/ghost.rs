@@ -41,7 +41,10 @@ pub struct Ghost {
     /// What the tick was about to end with when telling it failed.
     pub verdict: Option<String>,
     // In all ticks:
+    /// What the box was told to be taken, by id,
     accepted: BTreeSet<String>,
+    /// and what tenancy took, whatever the box was told: the same again is no news to it.
+    taken: BTreeSet<String>,
     /// The report of each attempt, by bundle and begin.
     recorded: BTreeMap<(Name, i64), String>,
     quarantined: Option<Name>,
@@ -60,6 +63,7 @@ impl Ghost {
         *self = Ghost {
             force,
             accepted: std::mem::take(&mut self.accepted),
+            taken: std::mem::take(&mut self.taken),
             recorded: std::mem::take(&mut self.recorded),
             quarantined: self.quarantined,
             told_failed: self.told_failed,
@@ -206,7 +210,9 @@ impl Ghost {
                     if fault != Some(Fault::Lost) {
                         self.accepted.insert(send.report_id.clone());
                     }
-                    if let Some(report) = disk.outbox.iter().find(|report| report.report_id == send.report_id) {
+                    let news = self.taken.insert(send.report_id.clone());
+                    let report = disk.outbox.iter().find(|report| report.report_id == send.report_id);
+                    if let Some(report) = report.filter(|_| news) {
                         match report.result {
                             Outcome::Applied => self.told_applied = Some((Name::of(&report.sha), report.at.0)),
                             Outcome::Failed => {
