@@ -21,7 +21,7 @@ fmt: ## Format
 test: ## Every suite, on a real stack that is started and stopped (STACK=off: without it)
 	./tests/run.sh
 
-soak: ## What takes minutes: the agent and an engine of its own killed at every stage, many more cases of the properties; prints the figures
+soak: ## What takes minutes: the agent and an engine of its own killed at every stage, larger bounds of the model, many more cases of the properties; prints the figures
 	./tests/soak.sh
 
 fuzz: ## Every fuzz target for 60 s, two at a time; needs a nightly toolchain

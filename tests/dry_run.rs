@@ -249,6 +249,22 @@ fn a_plan_of_an_interrupted_up_says_what_becomes_of_each_service_and_removes_non
 }
 
 #[test]
+fn what_an_interrupted_apply_was_given_of_secrets_is_compared_by_version() {
+    let fate = |version: u64| {
+        let mut boot = killed_in_up();
+        let path = boot.state.good[0].secrets.keys().next().unwrap().clone();
+        let web = boot.state.good[0].services["web"].clone();
+        let goal = boot.state.unfinished.as_mut().unwrap();
+        goal.services.insert("web".to_owned(), web);
+        goal.secrets.insert(path, version);
+        let (text, fates_of) = fates(boot, vec![runs_since("web", "a", 7000), runs_since("db", "a", 7000)]);
+        assert_eq!(fates_of["db"]["fate"], "kept", "nothing fills it in: {text}");
+        fates_of["web"]["fate"].clone()
+    };
+    assert_eq!([fate(1), fate(2)], ["kept", "not_known"]);
+}
+
+#[test]
 fn a_plan_of_an_interrupted_rollback_says_what_becomes_of_each_service_and_removes_none_that_the_release_has() {
     let seen = vec![runs_since("web", "sha256:b", 150), runs_since("db", "sha256:a", 7000)];
     let (text, fates_of) = fates(killed_in_a_rollback(), seen);

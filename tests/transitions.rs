@@ -588,6 +588,24 @@ fn checkin() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "an_interrupted_apply_waits_no_longer_than_a_bundle_may_ask_for_whatever_stands_in_the_state",
+            change(interrupted_b(), |boot| boot.state.unfinished.as_mut().unwrap().healthy_timeout_s = u64::MAX),
+            Script::default(),
+            |t| {
+                let waits = t.ops.iter().find_map(|op| if let Op::Up(up) = op { Some(up.timeout_s) } else { None });
+                assert_eq!(waits, Some(86_400));
+            },
+        ),
+        scenario(
+            "an_interrupted_apply_with_no_time_at_all_is_given_a_second",
+            change(interrupted_b(), |boot| boot.state.unfinished.as_mut().unwrap().healthy_timeout_s = 0),
+            Script::default(),
+            |t| {
+                let waits = t.ops.iter().find_map(|op| if let Op::Up(up) = op { Some(up.timeout_s) } else { None });
+                assert_eq!(waits, Some(1));
+            },
+        ),
+        scenario(
             "an_interrupted_apply_is_finished_when_tenancy_is_out_of_reach",
             interrupted_b(),
             Script::default().next(Event::CheckedIn(Err(unreachable()))),
@@ -1610,6 +1628,9 @@ fn health_and_rollback() -> Vec<Scenario> {
         Event::Inspected(Ok(vec![c]))
     };
     let fails = |streak| probed(streak, Health::Unhealthy);
+    // Compose's words when a service waits for a container that is unhealthy.
+    let gives_up = || Event::CameUp(Err(refused_run("dependency failed to start: container p-db-1 is unhealthy")));
+    let came_up = || Event::CameUp(Ok(RunDone { warnings: Vec::new() }));
     let none = || Event::Inspected(Ok(Vec::new()));
     let many = || {
         let web = services().into_values().next().unwrap();
@@ -1724,6 +1745,70 @@ fn health_and_rollback() -> Vec<Scenario> {
                 let words = "web: unhealthy; web's check exited with 1: no route to the database";
                 assert!(t.done.detail.contains(words), "{}", t.done.detail);
             },
+        ),
+        scenario(
+            "up_is_asked_again_once_what_was_unhealthy_before_and_is_waited_for_is_well",
+            running_a(),
+            Script::default()
+                .next(fails(5))
+                .next(gives_up())
+                .next(fails(5))
+                .next(fails(6))
+                .next(probed(0, Health::Healthy))
+                .next(came_up())
+                .next(probed(0, Health::Healthy)),
+            |t| {
+                applied_b(t);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (2, 2));
+                // One deadline covers it all.
+                let left = t.ops.iter().filter_map(|op| if let Op::Up(up) = op { Some(up.timeout_s) } else { None });
+                assert_eq!(left.collect::<Vec<_>>(), [300, 296]);
+            },
+        ),
+        scenario(
+            "up_fails_with_its_own_words_once_what_was_unhealthy_before_has_failed_as_often_again",
+            rolls_back(running_a()),
+            Script::default().next(fails(5)).next(gives_up()).next(fails(5)).next(fails(6)).next(fails(7)),
+            |t| {
+                assert_eq!(t.done.word, "rolled_back");
+                let report = t.report().unwrap();
+                assert_eq!(report.code, Some(Code::UpFailed));
+                let words = "compose up: dependency failed to start: container p-db-1 is unhealthy";
+                assert!(report.detail.as_deref().is_some_and(|detail| detail.starts_with(words)), "{report:?}");
+            },
+        ),
+        scenario(
+            "what_was_unhealthy_before_and_is_waited_for_has_until_the_deadline",
+            change(running_a(), |boot| boot.settings.healthy_timeout_s = 2),
+            Script::default().next(fails(5)).next(gives_up()).times(20, &fails(5)),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!(t.count(OpName::Up), 1);
+            },
+        ),
+        scenario(
+            "up_is_not_asked_again_if_what_is_waited_for_was_well_before",
+            running_a(),
+            Script::default().next(probed(0, Health::Healthy)).next(gives_up()),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::Inspect)), (1, 1));
+            },
+        ),
+        scenario(
+            "up_is_not_asked_again_if_something_else_fails_while_something_was_unhealthy_before",
+            running_a(),
+            Script::default().next(fails(5)).next(Event::CameUp(Err(refused_run("port is already allocated")))),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::Inspect)), (1, 1));
+            },
+        ),
+        scenario(
+            "a_look_that_fails_leaves_what_up_failed_of",
+            running_a(),
+            Script::default().next(fails(5)).next(gives_up()).next(Event::Inspected(Err(refused_run("no")))),
+            |t| failed_with(t, Code::UpFailed),
         ),
         scenario(
             "a_release_that_never_gets_healthy_fails_at_the_deadline",

@@ -73,7 +73,7 @@ codes! {
         PullTimeout = "PULL_TIMEOUT", "the pull took too long: look at the registry's speed or raise pull_timeout_s";
         UpFailed = "UP_FAILED", "mend what Compose says";
         UpTimeout = "UP_TIMEOUT", "`up` did not return in time: look at depends_on conditions or raise healthy_timeout_s";
-        Unhealthy = "UNHEALTHY", "mend the named services; `docker logs` tells more";
+        Unhealthy = "UNHEALTHY", "mend the named services; `docker logs` tells more of those that are still there";
         DiskFull = "DISK_FULL", "free space on the state directory's or Docker's disk";
     }
     Temporary {

@@ -42,7 +42,7 @@ pub struct AgentAsks {
 }
 
 /// The longest wait that a bundle may ask for (seconds), the same as in the configuration.
-const LONGEST_S: u64 = 86_400;
+pub const LONGEST_S: u64 = 86_400;
 
 impl Meta {
     /// Reads a `meta.json`. A key that is `null` counts as absent.

@@ -53,6 +53,11 @@ pub fn says_disk_full(words: &str) -> bool {
     ["no space left on device", "disk quota exceeded", "not enough space", "enospc"].iter().any(|w| words.contains(w))
 }
 
+/// Whether Compose says that it gave up on a service because one that it waits for is unhealthy.
+pub fn says_dependency_unhealthy(words: &str) -> bool {
+    words.contains("dependency failed to start: ") && words.contains(" is unhealthy")
+}
+
 /// The variables that Compose warns of as not set (it goes on with an empty text), in order, each once.
 pub fn unset_variables(stderr: &[u8]) -> Vec<String> {
     let mut names = Distinct::default();
@@ -361,6 +366,13 @@ mod tests {
         assert!(says_disk_full("failed to register layer: write /x: No space left on device"));
         assert!(says_disk_full("disk quota exceeded"));
         assert!(!says_disk_full("denied"));
+    }
+
+    #[test]
+    fn only_compose_says_that_what_is_waited_for_is_unhealthy() {
+        assert!(says_dependency_unhealthy("dependency failed to start: container p-db-1 is unhealthy"));
+        assert!(!says_dependency_unhealthy("dependency failed to start: container p-db-1 exited (1)"));
+        assert!(!says_dependency_unhealthy("container p-db-1 is unhealthy"));
     }
 
     #[test]

@@ -108,6 +108,22 @@ fn may_recover(c: &Container, seen: &Seen) -> bool {
     first_and_now.is_some_and(|(first, probe)| probe.streak < first.saturating_add(probe.retries))
 }
 
+/// Whether something was unhealthy before `up`, and nothing else since.
+pub fn was_unwell(baseline: &Baseline) -> bool {
+    baseline.values().any(|seen| seen.unwell.is_some())
+}
+
+/// Whether something of a release still is as unhealthy as it was before `up`, and may get well by itself.
+pub fn may_get_well(services: &BTreeMap<String, Service>, containers: &[Container], baseline: &Baseline) -> bool {
+    let recovers = |c: &Container| baseline.get(&c.id).is_some_and(|seen| may_recover(c, seen));
+    containers.iter().any(|c| {
+        services.contains_key(&c.service)
+            && c.state == ContainerState::Running
+            && c.health == Some(Health::Unhealthy)
+            && recovers(c)
+    })
+}
+
 fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
     let error = || if c.error.as_str().is_empty() { String::new() } else { format!(": {}", c.error) };
     match c.state {

@@ -170,6 +170,36 @@ services:
 }
 
 #[test]
+fn the_same_holds_when_another_service_waits_for_what_was_unhealthy() {
+    on_each(|rig| {
+        let compose = "
+services:
+  db:
+    image: '@web:1'
+    healthcheck: {test: [CMD, test, -e, /tmp/mended], interval: 4s, retries: 1}
+  web:
+    image: '@web:1'
+    depends_on: {db: {condition: service_healthy}}
+";
+        let sha = rig.desire(&rig.simple(1, compose, &[]));
+        let ran = rig.tick_fails("UP_FAILED");
+        assert!(ran.stderr.contains("dependency failed to start"), "{}", ran.stderr);
+        let db = rig.life("db");
+        rig.shell("db", "touch /tmp/mended");
+        let ran = rig.run(&["tick", "--force"]);
+        assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]), "{ran:?}");
+        assert!(ran.stderr.contains("it was unhealthy before: waiting for it"), "{}", ran.stderr);
+        assert_eq!((rig.life("db"), rig.ids("web").len()), (db, 1));
+
+        // What goes on failing is not waited for until the deadline.
+        rig.shell("db", "rm /tmp/mended; sleep 9");
+        let ran = rig.run(&["tick", "--force"]);
+        assert!(ran.status == 1 && ran.stdout.contains("UP_FAILED"), "{ran:?}");
+        assert!(ran.stderr.contains("it was unhealthy before: waiting for it"), "{}", ran.stderr);
+    });
+}
+
+#[test]
 fn a_crash_loop_that_looks_running_for_a_moment_is_no_health() {
     on_each(|rig| {
         rig.set("stable_s", "4");

@@ -139,7 +139,7 @@ pub(super) fn of_containers(
     for (name, fate) in &mut fates {
         let Some(service) = goal.services.get(name) else { continue };
         if matches!(fate, Fate::Kept { .. }) {
-            *fate = of_secrets(known, service, secrets);
+            *fate = if known.read { of_secrets(known, service, secrets) } else { of_versions(applied, goal, service) };
         }
         let its: Vec<&Container> = containers.iter().filter(|c| c.service == *name).collect();
         *fate = before.fate(fate.clone(), &its);
@@ -172,7 +172,7 @@ fn of_secrets(known: &Known, service: &Service, secrets: &BTreeMap<String, Secre
             Some(SecretChange::Changed { .. }) => changed.insert(name.as_str()),
             Some(SecretChange::Latest { .. }) => unless_newer.insert(name.clone()),
             Some(SecretChange::Added { .. }) => made.insert(name.as_str()),
-            None if known.read && (known.template || name == ENV_FILE) => made.insert(name.as_str()),
+            None if known.template || name == ENV_FILE => made.insert(name.as_str()),
             Some(SecretChange::Kept { .. } | SecretChange::Removed) | None => false,
         };
     }
@@ -185,6 +185,16 @@ fn of_secrets(known: &Known, service: &Service, secrets: &BTreeMap<String, Secre
     }
     let changed: Vec<&str> = changed.into_iter().collect();
     Fate::Recreated { why: vec![format!("another version of {}", changed.join(", "))] }
+}
+
+/// The same of a release that an earlier tick left: of its secrets only the versions are known by now.
+fn of_versions(applied: Option<&Applied>, goal: &Goal, service: &Service) -> Fate {
+    let filled_in = !(service.variables.is_empty() && service.mounted_variables.is_empty());
+    let others = applied.is_some_and(|applied| applied.secrets != goal.secrets);
+    if filled_in && others {
+        return Fate::NotKnown { why: "it may get another version of a secret than the applied release".to_owned() };
+    }
+    Fate::Kept { unless_newer: Vec::new() }
 }
 
 /// A service whose containers would stay, and what becomes of it since another one's do not (tried with Compose 2.26

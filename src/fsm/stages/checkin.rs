@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Attempt, Bundle, Conclusion, PulledProof, Purpose, Report, Token, Up, answer};
 use crate::effects::failure::Code;
+use crate::effects::meta::LONGEST_S;
 use crate::effects::state::{Cause, Hold, LastResult, State};
 use crate::effects::{CallFault, CheckinRequest, Desired, Event, LocalFacts, Sha};
 use crate::fsm::event::{Boot, Note};
@@ -43,6 +44,10 @@ pub fn boot(boot: Boot) -> Transition {
     retry::clamp_leases(&mut state.leases, &mut state.lease_not_before, now);
     for attempts in state.attempts.values_mut() {
         attempts.next_at = attempts.next_at.map(|next| retry::clamp_next(next, now));
+    }
+    if let Some(goal) = &mut core.state.unfinished {
+        // Whoever edited the state by hand: no tick waits longer than a bundle may ask for.
+        goal.healthy_timeout_s = goal.healthy_timeout_s.clamp(1, LONGEST_S);
     }
     let request = CheckinRequest {
         agent_version: core.settings.agent_version.clone(),

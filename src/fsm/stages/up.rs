@@ -9,14 +9,15 @@ use super::{Attempt, Healthy, PulledProof, Report, answer};
 use crate::effects::containers::Container;
 use crate::effects::failure::{Class, Code};
 use crate::effects::state::{Attempts, Goal, LastResult, Promotion};
-use crate::effects::{self, Event, Inspect, OnUnhealthy, Promote, RunFault, SaveState, Stamp, StoreFault};
-use crate::fsm::StageName;
+use crate::effects::words::says_dependency_unhealthy;
+use crate::effects::{self, Event, Inspect, OnUnhealthy, Promote, RunFault, SaveState, Stamp, StoreFault, WaitUntil};
 use crate::fsm::edges::Leads;
 use crate::fsm::event::Note;
 use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
-use crate::fsm::verdict::{self, Baseline};
+use crate::fsm::verdict::{self, Baseline, Verdict};
+use crate::fsm::{StageName, retry};
 
 const PHASE: StageName = StageName::Up;
 
@@ -33,7 +34,26 @@ pub struct Up {
 enum Awaits {
     Noted(Option<Result<(), StoreFault>>),
     Promoted(Baseline),
-    Up { baseline: Baseline, until: Stamp },
+    Up {
+        baseline: Baseline,
+        until: Stamp,
+    },
+    /// `up` ended at once, because a service waits for one that was unhealthy before.
+    Look {
+        unwell: Unwell,
+    },
+    NextLook {
+        unwell: Unwell,
+    },
+}
+
+/// What was unhealthy before `up` may just have been mended: it is waited for as it is when no other service waits for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Unwell {
+    failure: Failure,
+    baseline: Baseline,
+    until: Stamp,
+    looks: u32,
 }
 
 impl Up {
@@ -133,8 +153,16 @@ impl Flow<Up> {
                     }
                     Healthy::watch(flow, up.goal, baseline, until)
                 }
-                Err(fault) => self.fail(faults::run(PHASE, "compose up", &fault, Code::UpFailed, Code::UpTimeout)),
+                Err(fault) => self.not_up(&fault, baseline, until),
             },
+            Awaits::Look { unwell } => {
+                let look = answer!(self, event, Inspect);
+                self.look(unwell, look)
+            }
+            Awaits::NextLook { unwell } => {
+                let () = answer!(self, event, WaitUntil);
+                self.awaiting(Awaits::Look { unwell }).then(Inspect {})
+            }
         }
     }
 
@@ -160,16 +188,55 @@ impl Flow<Up> {
     }
 
     fn promoted(mut self, baseline: Baseline) -> Transition {
-        let Up { goal, pulled, awaits: _ } = &self.stage;
+        let Up { goal, pulled: _, awaits: _ } = &self.stage;
         let (sha, timeout_s) = (goal.sha.clone(), goal.healthy_timeout_s);
-        let up = effects::Up { sha: pulled.sha().clone(), timeout_s };
+        let note = format!("bringing {} up (at most {timeout_s} s, health included)", sha.short());
         let core = self.core_mut();
         core.local.current = Some(sha);
         core.state.in_doubt = true;
-        let note = format!("bringing {} up (at most {timeout_s} s, health included)", up.sha.short());
         let until = core.now.plus_s(i64::try_from(timeout_s).unwrap_or(i64::MAX));
         self.note(Note::info(note));
+        self.up(baseline, until)
+    }
+
+    fn up(self, baseline: Baseline, until: Stamp) -> Transition {
+        let left_s = until.since_ms(self.core().now).unsigned_abs().div_ceil(1000);
+        let up = effects::Up { sha: self.stage.pulled.sha().clone(), timeout_s: left_s };
         self.awaiting(Awaits::Up { baseline, until }).then(up)
+    }
+
+    fn not_up(mut self, fault: &RunFault, baseline: Baseline, until: Stamp) -> Transition {
+        let failure = faults::run(PHASE, "compose up", fault, Code::UpFailed, Code::UpTimeout);
+        let waited_for = matches!(fault, RunFault::Failed { words, .. } if says_dependency_unhealthy(words.as_str()));
+        if !waited_for || !verdict::was_unwell(&baseline) {
+            return self.fail(failure, Vec::new());
+        }
+        self.note(Note::info(format!(
+            "{}; it was unhealthy before: waiting for it",
+            failure.code.bare(&failure.detail)
+        )));
+        let unwell = Unwell { failure, baseline, until, looks: 0 };
+        self.awaiting(Awaits::Look { unwell }).then(Inspect {})
+    }
+
+    fn look(self, mut unwell: Unwell, look: Result<Vec<Container>, RunFault>) -> Transition {
+        // Why `up` failed is known; that the look failed too says nothing else.
+        let Ok(seen) = look else { return self.fail(unwell.failure, Vec::new()) };
+        let now = self.core().now;
+        let stable_s = self.core().settings.stable_s;
+        let services = &self.stage.goal.services;
+        let failing =
+            matches!(verdict::judge(services, &seen, &mut unwell.baseline, now, stable_s), Verdict::Failing(_));
+        if failing || now >= unwell.until {
+            return self.fail(unwell.failure, seen);
+        }
+        if !verdict::may_get_well(services, &seen, &unwell.baseline) {
+            return self.up(unwell.baseline, unwell.until);
+        }
+        let until = now.plus_ms(retry::look_again_ms(unwell.looks)).min(unwell.until);
+        unwell.looks = unwell.looks.saturating_add(1);
+        let reason = "what was unhealthy before, and another service waits for".to_owned();
+        self.awaiting(Awaits::NextLook { unwell }).then(WaitUntil { until, reason })
     }
 
     /// Nothing that runs was touched yet: there is nothing to roll back.
@@ -179,8 +246,8 @@ impl Flow<Up> {
         Report::fail(self, failure, attempt)
     }
 
-    fn fail(self, failure: Failure) -> Transition {
+    fn fail(self, failure: Failure, seen: Vec<Container>) -> Transition {
         let goal = self.stage.goal.clone();
-        Up::instead(self, &goal, failure, Vec::new())
+        Up::instead(self, &goal, failure, seen)
     }
 }
