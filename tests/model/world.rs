@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use monky_deployd::effects::containers::{Container, ContainerState, Health};
+use monky_deployd::effects::containers::{Container, ContainerState, Health, Probe};
 use monky_deployd::effects::failure::{Code, Refusal};
 use monky_deployd::effects::manifest::{Entry, Manifest};
 use monky_deployd::effects::model::{Model, Service};
@@ -89,6 +89,8 @@ pub enum Fault {
     /// Docker's daemon is gone for a moment.
     Daemon,
     Fails,
+    /// Compose gives up on a service that waits for one that is unhealthy.
+    GivesUp,
     TimedOut,
     /// A container is sick for a moment.
     Unwell,
@@ -116,7 +118,7 @@ pub fn faults(op: OpName) -> &'static [Fault] {
         OpName::RevokeToken => &[Sealed],
         OpName::ReadSecret => &[Sealed, Dies, Denied, Missing],
         OpName::Pull => &[Fails, Daemon],
-        OpName::Up => &[Fails, Daemon, TimedOut],
+        OpName::Up => &[Fails, GivesUp, Daemon, TimedOut],
         OpName::Inspect => &[Daemon, Unwell, Starting],
         OpName::ReadLogs => &[Daemon],
         OpName::SendReport => &[Unreachable, Lost, Status(422)],
@@ -151,10 +153,18 @@ impl World {
         self.granted = 0;
     }
 
-    fn containers(&self, health: Health) -> Vec<Container> {
+    fn containers(&self, health: Health, now: Stamp) -> Vec<Container> {
         let Some(_) = self.running else { return Vec::new() };
         let mut web = container("web", ContainerState::Running, Some(health));
         web.started = Some(Stamp(self.started));
+        // Another release is another container.
+        web.id = format!("web-{}", self.started);
+        web.started_at = self.started.to_string();
+        if health == Health::Unhealthy {
+            // Its check fails every second.
+            let streak = 2 + now.since_ms(Stamp(self.started)).unsigned_abs() / 1000;
+            web.probe = Some(Probe { exit_code: 1, said: said("no"), streak, retries: 2 });
+        }
         vec![web]
     }
 }
@@ -165,6 +175,11 @@ fn gone() -> RunFault {
 
 fn failed() -> RunFault {
     RunFault::Failed { status: Some(1), words: said("no"), disk_full: false }
+}
+
+fn gives_up() -> RunFault {
+    let words = said("dependency failed to start: container monky-web-1 is unhealthy");
+    RunFault::Failed { status: Some(1), words, disk_full: false }
 }
 
 fn bundle(name: Name) -> Result<Box<BundleFacts>, BundleFault> {
@@ -226,6 +241,7 @@ fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: St
     let run_fault = match fault {
         Some(Fault::Daemon) => Some(gone()),
         Some(Fault::Fails) => Some(failed()),
+        Some(Fault::GivesUp) => Some(gives_up()),
         Some(Fault::TimedOut) => Some(RunFault::TimedOut { after_s: 300, words: said("") }),
         _ if !world.docker_up => Some(gone()),
         _ => None,
@@ -329,10 +345,10 @@ fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: St
         }
         Op::Inspect(_) => Event::Inspected(match (run_fault, fault) {
             (Some(fault), _) => Err(fault),
-            (None, Some(Fault::Unwell)) => Ok(world.containers(Health::Unhealthy)),
-            (None, Some(Fault::Starting)) => Ok(world.containers(Health::Starting)),
-            (None, _) if world.running == Some(Name::Sick) => Ok(world.containers(Health::Unhealthy)),
-            (None, _) => Ok(world.containers(Health::Healthy)),
+            (None, Some(Fault::Unwell)) => Ok(world.containers(Health::Unhealthy, now)),
+            (None, Some(Fault::Starting)) => Ok(world.containers(Health::Starting, now)),
+            (None, _) if world.running == Some(Name::Sick) => Ok(world.containers(Health::Unhealthy, now)),
+            (None, _) => Ok(world.containers(Health::Healthy, now)),
         }),
         Op::ReadLogs(_) => Event::LogsRead(run_fault.map_or(Ok(Vec::new()), Err)),
         Op::SendReport(_) => Event::ReportSent(call_fault.map_or(Ok(()), Err)),

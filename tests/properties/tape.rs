@@ -64,7 +64,15 @@ pub fn a_moment(tape: &mut Tape) -> Stamp {
 }
 
 fn words(tape: &mut Tape) -> Scrubbed {
-    said(tape.of(&["no", "", "line one\nline two", "ÄÖÜ — …", "a rather long sentence, and then some more of it"]))
+    let gives_up = "dependency failed to start: container p-db-1 is unhealthy";
+    said(tape.of(&[
+        "no",
+        gives_up,
+        "",
+        "line one\nline two",
+        "ÄÖÜ — …",
+        "a rather long sentence, and then some more of it",
+    ]))
 }
 
 fn code(tape: &mut Tape) -> Code {
