@@ -62,6 +62,7 @@ const fn is_fine(bad: Bad) -> Bad {
 
 const GIB_OUT: &str = "head -c 1073741824 /dev/zero; peak; exit 1";
 const GIB_ERR: &str = "head -c 1073741824 /dev/zero >&2; peak; exit 1";
+const HANGS: &str = "echo $$ >>pids; exec sleep 1000";
 /// More than is kept of any call, and soon written: these calls have seconds.
 const MUCH: &str = "head -c 67108864 /dev/zero; peak; exit 0";
 const LEAVES_ONE: &str = "real; sleep 1000 & echo $! >>pids; exit 0";
@@ -127,8 +128,12 @@ const ALL: &[Bad] = &[
     waits(bad("says no JSON", "inspect", "echo '[{'", "DOCKER_UNAVAILABLE", "no list of containers")),
     waits(bad("is killed", "inspect", "kill -9 $$", "DOCKER_UNAVAILABLE", "signal 9")),
     waits(bad("floods stdout", "ps", "head -c 67108864 /dev/zero; peak; exit 1", "DOCKER_UNAVAILABLE", "docker")),
-    waits(bad("hangs", "version", "echo $$ >>pids; exec sleep 1000", "DOCKER_UNAVAILABLE", "15 s")),
+    waits(bad("hangs", "version", HANGS, "DOCKER_UNAVAILABLE", "15 s")),
     waits(bad("floods stdout", "version", MUCH, "DOCKER_UNAVAILABLE", "said no version")),
+    waits(bad("hangs", "--no-interpolate", HANGS, "DOCKER_UNAVAILABLE", "no end after 60 s")),
+    waits(bad("hangs", "-q", HANGS, "DOCKER_UNAVAILABLE", "no end after 60 s")),
+    waits(bad("hangs", "ps", HANGS, "DOCKER_UNAVAILABLE", "no end after 30 s")),
+    waits(bad("hangs", "inspect", HANGS, "DOCKER_UNAVAILABLE", "no end after 30 s")),
 ];
 
 /// A box whose `docker` can be made to behave badly.

@@ -122,6 +122,7 @@ fn no_secret_is_anywhere_but_where_it_belongs() {
         net.of(&ran);
         net.learn(rig);
         assert_eq!(rig.outbox().len(), 1);
+        assert!(fs::read_to_string(&recording).unwrap().contains("\"op\":\"write_release\""), "nothing was recorded");
         net.holds_nothing(rig);
 
         // A service that tells what it was given.
@@ -139,6 +140,7 @@ fn no_secret_is_anywhere_but_where_it_belongs() {
         let ran = rig.run(&loud);
         assert!(ran.stdout.contains("PULL_FAILED"), "{ran:?}");
         net.of(&ran);
+        net.holds_nothing(rig);
         let port = "services: {web: {image: '@web:1', ports: ['${PASSWORD}:80']}}\n";
         rig.desire(&rig.bundle(4, port, &entries, &[]));
         let ran = rig.run(&loud);
