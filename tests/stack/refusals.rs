@@ -1,9 +1,11 @@
 //! What is refused is refused before anything is leased, written or run; and what runs is not touched.
 
+use std::fs;
+
 use monky_deployd::sandbox::tenancy::bundle_body;
 use serde_json::json;
 
-use crate::common::rig::{Rig, on_each, on_one};
+use crate::common::rig::{Rig, executable, on_each, on_one};
 
 const WEB: &str = "services: {web: {image: '@web:1'}}\n";
 
@@ -46,6 +48,26 @@ fn without_generations_a_bundle_that_was_applied_before_is_refused_unless_it_ask
         let allowed = meta(rig, None, json!({"allow_rollback": true}));
         rig.deploy(&rig.simple(0, WEB, &[("meta.json", &allowed)]));
         assert_eq!(rig.shell("web", "cat /www/index.html"), b"web 1\n");
+    });
+}
+
+#[test]
+fn what_is_remote_is_refused_before_compose_reads_it() {
+    on_one(|rig| {
+        let (called, docker) = (rig.dir.path().join("called"), rig.dir.path().join("docker"));
+        let note = format!("echo \"$@\" >>'{}'\nexec '{}' \"$@\"", called.display(), rig.setting("docker_bin"));
+        executable(&docker, &note);
+        rig.set("docker_bin", docker.to_str().unwrap());
+        let reads = || fs::read_to_string(&called).unwrap_or_default().contains(" config ");
+        let include = "include: ['https://registry.invalid/compose.yaml']\n";
+        let extends = "services: {web: {extends: {file: 'git@registry.invalid:x.git', service: web}}}\n";
+        for (n, compose) in [(1, &format!("{include}{WEB}")), (2, &extends.to_owned())] {
+            rig.desire(&rig.simple(n, compose, &[]));
+            rig.tick_fails("COMPOSE_REFUSED");
+            assert!(!reads(), "{compose}");
+        }
+        rig.deploy(&rig.simple(3, WEB, &[]));
+        assert!(reads());
     });
 }
 
