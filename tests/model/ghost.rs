@@ -1,6 +1,7 @@
 //! What an onlooker remembers of everything that was done, to judge the next thing by.
 //!
-//! Invariant: it never looks into the machine; it sees operations, answers, the disk and the world.
+//! Invariant: it never looks into the machine; it sees operations, answers, the disk and the world, and how a tick
+//! is about to end when telling it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -189,7 +190,12 @@ impl Ghost {
                     self.told_failed = self.told_failed.filter(|(name, _)| desired == Some(*name));
                 }
             }
-            (_, Event::BundleFetched(Err(BundleFault::Refused(_)))) => self.refused = true,
+            (
+                _,
+                Event::BundleFetched(Err(BundleFault::Refused(_))) | Event::ModelRead(Err(ComposeFault::Refused(_))),
+            ) => {
+                self.refused = true;
+            }
             (_, Event::BundleFetched(Ok(facts))) => {
                 let older = |applied: &state::Applied| {
                     applied.sha != facts.content_sha && facts.meta.generation < applied.generation

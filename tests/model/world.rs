@@ -89,6 +89,8 @@ pub enum Fault {
     /// Docker's daemon is gone for a moment.
     Daemon,
     Fails,
+    /// What Compose resolved is not allowed.
+    Refuses,
     /// Compose gives up on a service that waits for one that is unhealthy.
     GivesUp,
     TimedOut,
@@ -105,7 +107,8 @@ pub fn faults(op: OpName) -> &'static [Fault] {
         OpName::Checkin => &[Unreachable, Status(503)],
         OpName::FetchBundle => &[Unreachable, Status(404)],
         OpName::ProbeDocker => &[Daemon],
-        OpName::ReadModel | OpName::CheckCompose => &[Fails],
+        OpName::ReadModel => &[Fails, Refuses],
+        OpName::CheckCompose => &[Fails],
         OpName::StageBundle | OpName::WriteRelease | OpName::SaveGrant | OpName::DropGrant | OpName::SaveToken => {
             &[Full]
         }
@@ -277,7 +280,12 @@ fn answer(world: &mut World, disk: &Disk, op: &Op, fault: Option<Fault>, now: St
         Op::ReadModel(_) => {
             let web = Service { scale: 1, ..Service::default() };
             let model = Model { services: BTreeMap::from([("web".to_owned(), web)]), ..Model::default() };
-            Event::ModelRead(run_fault.map_or(Ok(model), |fault| Err(ComposeFault::Run(fault))))
+            let refusal = || Refusal::new(Code::PolicyRefused, "services.web: privileged");
+            Event::ModelRead(match run_fault {
+                Some(fault) => Err(ComposeFault::Run(fault)),
+                None if fault == Some(Fault::Refuses) => Err(ComposeFault::Refused(refusal())),
+                None => Ok(model),
+            })
         }
         Op::LookupToken(lookup) => {
             let life = match lookup.token {
