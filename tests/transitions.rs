@@ -1766,6 +1766,19 @@ fn health_and_rollback() -> Vec<Scenario> {
             },
         ),
         scenario(
+            "what_up_starts_anew_when_it_is_asked_again_is_no_restart",
+            running_a(),
+            Script::default()
+                .next(fails(5))
+                .next(gives_up())
+                .next(fails(5))
+                .next(probed(0, Health::Healthy))
+                .next(came_up())
+                .next(no_check("t9", 0))
+                .times(12, &no_check("t9", 0)),
+            applied_b,
+        ),
+        scenario(
             "up_fails_with_its_own_words_once_what_was_unhealthy_before_has_failed_as_often_again",
             rolls_back(running_a()),
             Script::default().next(fails(5)).next(gives_up()).next(fails(5)).next(fails(6)).next(fails(7)),

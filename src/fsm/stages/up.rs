@@ -231,7 +231,8 @@ impl Flow<Up> {
             return self.fail(unwell.failure, seen);
         }
         if !verdict::may_get_well(services, &seen, &unwell.baseline) {
-            return self.up(unwell.baseline, unwell.until);
+            // It begins anew: what `up` starts a second time, as a one-shot that has ended, is no restart.
+            return self.up(verdict::before_up(&seen), unwell.until);
         }
         let until = now.plus_ms(retry::look_again_ms(unwell.looks)).min(unwell.until);
         unwell.looks = unwell.looks.saturating_add(1);
