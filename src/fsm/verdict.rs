@@ -337,6 +337,22 @@ mod tests {
     }
 
     #[test]
+    fn only_a_running_unhealthy_container_of_the_release_that_was_so_before_may_get_well() {
+        use Health::{Healthy, Unhealthy};
+        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
+        let sick = || probed(Unhealthy, 5);
+        let baseline = before_up(&[sick()]);
+        let may = |c: Container| may_get_well(&services, &[c], &baseline);
+        assert!(may(sick()) && may(probed(Unhealthy, 6)));
+        assert!(!may(probed(Unhealthy, 7)), "it has failed as often again");
+        assert!(!may(probed(Healthy, 0)));
+        // Docker goes on to call unhealthy what has ended.
+        assert!(!may(Container { state: ContainerState::Exited, ..sick() }));
+        assert!(!may(Container { service: "b".to_owned(), ..sick() }));
+        assert!(!may(Container { id: "2".to_owned(), ..sick() }));
+    }
+
+    #[test]
     fn what_is_called_unhealthy_without_failures_enough_is_waited_for() {
         let paused = |streak| probed(Health::Unhealthy, streak);
         assert_eq!(
