@@ -17,12 +17,14 @@ use disk::Disk;
 use monky_deployd::effects::containers::{Container, ContainerState, Health, RestartPolicy};
 use monky_deployd::effects::failure::Class;
 use monky_deployd::effects::model::Service;
-use monky_deployd::effects::state::{Attempts, TokenSource};
+use monky_deployd::effects::state::{Attempts, State, TokenSource};
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Done;
 use monky_deployd::fsm::verdict::{self, Verdict};
 use monky_deployd::fsm::{Boot, Input, Machine, Options, StageName, Transition};
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 use tape::*;
 
 /// More steps than any tick needs: an hour of looking every second.
@@ -36,7 +38,10 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 #[derive(Default)]
 struct Tick {
     effects: Vec<Effect>,
+    /// The answer to each effect, in the same order.
     inputs: Vec<Input>,
+    /// In which turn each effect was asked for: what is heard in a turn is known from the next one on.
+    turns: Vec<usize>,
     edges: Vec<(StageName, StageName)>,
     done: Option<Done>,
 }
@@ -66,7 +71,7 @@ fn tick_by(
     let mut tick = Tick::default();
     let mut now = boot.now;
     let mut transition = Machine::boot(boot);
-    for _ in 0..STEPS {
+    for turn in 0..STEPS {
         let Transition { next, effects, notes: _, taken } = transition;
         tick.edges.extend(taken);
         if let Some(done) = next.done() {
@@ -78,6 +83,7 @@ fn tick_by(
             input(effect, answer(&effect.op), &mut now)
         };
         let inputs: Vec<Input> = effects.iter().map(heard).collect();
+        tick.turns.extend(effects.iter().map(|_| turn));
         tick.effects.extend(effects);
         tick.inputs.extend(inputs.clone());
         transition = meet(next).steps(inputs);
@@ -125,6 +131,20 @@ fn good_world() -> impl FnMut(&Op) -> Event {
         }
         op => script.answer(op),
     }
+}
+
+/// A tick of some box. In every other one most answers are good until `up`, for otherwise few would come as far.
+fn some_tick(bytes: Vec<u8>) -> (Boot, Tick) {
+    let mut tape = Tape::new(bytes);
+    let boot = some_boot(&mut tape);
+    let mostly_well = tape.one_in(2);
+    let mut good = good_world();
+    let answer = |op: &Op| {
+        let one_bad_in = if matches!(op, Op::Up(_) | Op::Inspect(_)) { 2 } else { 12 };
+        if mostly_well && !tape.one_in(one_bad_in) { good(op) } else { some_event(&mut tape, op) }
+    };
+    let tick = tick(boot.clone(), answer, |machine| machine);
+    (boot, tick)
 }
 
 /// How many cases of each: `make soak` asks for more.
@@ -216,6 +236,14 @@ proptest! {
         let refused = tick.count(OpName::FetchBundle) == 1 && code.is_some_and(|code| code.class() == Class::Refused);
         if refused || tick.inputs.iter().any(bad) {
             prop_assert!(!tick.kinds().any(|kind| matches!(kind, Kind::Lease | Kind::Run)), "{:?}", tick.effects);
+        }
+    }
+
+    #[test]
+    fn nothing_comes_up_that_was_not_pulled(bytes in bytes()) {
+        let (boot, tick) = some_tick(bytes);
+        if let Err(wrong) = all_that_came_up(&boot.state, &tick) {
+            prop_assert!(false, "{}: {:?}", wrong, tick.effects);
         }
     }
 
@@ -474,4 +502,64 @@ fn not_fine(
         }
     }
     wrong
+}
+
+/// Why a release may come up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pulled {
+    /// It was pulled in this tick.
+    Now,
+    /// An earlier tick pulled and promoted it, and was interrupted.
+    Earlier,
+    /// It was good once, and the one that came up before it in this tick was not.
+    AsGoodOne,
+}
+
+/// Why each release of a tick came up, or which one had no reason to.
+fn all_that_came_up(state: &State, tick: &Tick) -> Result<Vec<Pulled>, String> {
+    // What was asked for before this turn, with its answer.
+    let heard_before = |turn: usize| {
+        let all = tick.effects.iter().zip(&tick.inputs).zip(&tick.turns);
+        all.filter(move |(_, at)| **at < turn).map(|((effect, input), _)| (&effect.op, went_well(&input.event)))
+    };
+    let mut came_up: Vec<(&Sha, Pulled)> = Vec::new();
+    for (effect, turn) in tick.effects.iter().zip(&tick.turns) {
+        let Op::Up(Up { sha, timeout_s: _ }) = &effect.op else { continue };
+        let fetched = heard_before(*turn).any(|(op, _)| matches!(op, Op::FetchBundle(_)));
+        let pulls = |well: bool| {
+            heard_before(*turn).any(|(op, went)| matches!(op, Op::Pull(pull) if pull.sha == *sha) && went == well)
+        };
+        let why = match came_up.as_slice() {
+            [] if fetched => pulls(true).then_some(Pulled::Now),
+            [] => state.unfinished.as_ref().is_some_and(|goal| goal.sha == *sha).then_some(Pulled::Earlier),
+            [(first, _)] => {
+                (*first != sha && state.good.iter().any(|good| good.sha == *sha)).then_some(Pulled::AsGoodOne)
+            }
+            // A rollback is not rolled back.
+            _ => None,
+        };
+        let why = why.ok_or_else(|| format!("no reason for {sha} to come up"))?;
+        if pulls(false) {
+            return Err(format!("{sha} came up after its pull had failed"));
+        }
+        came_up.push((sha, why));
+    }
+    Ok(came_up.into_iter().map(|(_, why)| why).collect())
+}
+
+#[test]
+fn random_ticks_bring_up_what_they_pulled_and_resume_and_roll_back_and_fail_to_pull() {
+    let mut seeds = TestRunner::deterministic();
+    let mut seen: BTreeMap<Vec<Pulled>, usize> = BTreeMap::new();
+    let mut failed_pulls = 0;
+    for _ in 0..4000 {
+        let (boot, tick) = some_tick(bytes().new_tree(&mut seeds).unwrap().current());
+        *seen.entry(all_that_came_up(&boot.state, &tick).unwrap()).or_default() += 1;
+        failed_pulls += tick.inputs.iter().filter(|input| matches!(input.event, Event::Pulled(Err(_)))).count();
+    }
+    let floors = [(&[Pulled::Now][..], 300), (&[Pulled::Earlier], 40), (&[Pulled::Now, Pulled::AsGoodOne], 10)];
+    for (came_up, floor) in floors {
+        assert!(seen.get(came_up).is_some_and(|count| *count >= floor), "{came_up:?}: {seen:?}");
+    }
+    assert!(failed_pulls >= 15, "{failed_pulls} failed pulls");
 }
