@@ -236,6 +236,18 @@ proptest! {
         let refused = tick.count(OpName::FetchBundle) == 1 && code.is_some_and(|code| code.class() == Class::Refused);
         if refused || tick.inputs.iter().any(bad) {
             prop_assert!(!tick.kinds().any(|kind| matches!(kind, Kind::Lease | Kind::Run)), "{:?}", tick.effects);
+            // The answers that can refuse, in one of which it was refused: the last, if none says so itself.
+            let judges = |effect: &Effect| {
+                matches!(effect.op, Op::FetchBundle(_) | Op::StageBundle(_) | Op::ProbeDocker(_) | Op::ReadModel(_))
+            };
+            let at = tick.inputs.iter().position(bad).or_else(|| tick.effects.iter().rposition(judges));
+            let (before, after) = tick.effects.split_at(at.unwrap() + 1);
+            prop_assert!(before.iter().all(|effect| judges(effect) || matches!(effect.op, Op::Checkin(_))), "{:?}", before);
+            // Nothing but the outcome: written down, told, and whatever waited to be told with it.
+            let tells = |effect: &Effect| {
+                matches!(effect.op, Op::SaveState(_) | Op::SaveReport(_) | Op::SendReport(_) | Op::DropReport(_))
+            };
+            prop_assert!(after.iter().all(tells), "{:?}", after);
         }
     }
 
