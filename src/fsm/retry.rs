@@ -147,6 +147,64 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_wait_is_what_was_asked_for_and_up_to_a_tenth_more_and_both_end_at_an_hour() {
+        let asked: Vec<Option<u32>> = (0..32).map(|bit| Some(u32::MAX >> bit)).chain([None, Some(0)]).collect();
+        for retry_after_s in asked.into_iter().chain((1..4000).step_by(7).map(Some)) {
+            let asked_ms = retry_after_s.map_or(300, i64::from).min(3600) * 1000;
+            for seed in 0..100 {
+                let wait_ms = after_rate_limit(Stamp(0), retry_after_s, mix(seed, 1)).since_ms(Stamp(0));
+                // At least a millisecond later than was asked for. No wait at all counts as one of a second.
+                let longest_ms = asked_ms.max(1000) * 11 / 10;
+                assert!(wait_ms > asked_ms && wait_ms <= longest_ms, "{retry_after_s:?}: {wait_ms}");
+            }
+        }
+    }
+
+    /// So many boxes hear the same no in the same second.
+    const BOXES: u64 = 1000;
+
+    /// How many come back in each second of six hours, if the n-th wait of a box is this one. A box comes the moment that
+    /// it is over: what a try takes, and the minute of its timer, are left out.
+    fn arrivals(wait_ms: impl Fn(u64, u32) -> i64) -> Vec<u32> {
+        let mut seconds = vec![0; 6 * 3600];
+        for number in 0..BOXES {
+            let (mut at_ms, mut n) = (0_i64, 0);
+            loop {
+                n += 1;
+                at_ms += wait_ms(number, n);
+                let Some(second) = usize::try_from(at_ms / 1000).ok().and_then(|at| seconds.get_mut(at)) else { break };
+                *second += 1;
+            }
+        }
+        seconds
+    }
+
+    /// The fullest second from the second hour on, and how many come in an average one.
+    fn fullest(seconds: &[u32]) -> (u32, f64) {
+        let later = &seconds[3600..];
+        (later.iter().copied().max().unwrap(), f64::from(later.iter().sum::<u32>()) / later.len() as f64)
+    }
+
+    #[test]
+    fn boxes_that_heard_a_no_in_the_same_second_do_not_come_back_in_one() {
+        type Wait = fn(u32, u64) -> i64;
+        let waits: [(&str, Wait); 3] = [
+            ("a rate limit without Retry-After", |_, seed| after_rate_limit(Stamp(0), None, seed).since_ms(Stamp(0))),
+            ("failures from the first on", backoff_ms),
+            ("failures from the twelfth on", |n, seed| backoff_ms(n + 11, seed)),
+        ];
+        for (what, wait) in waits {
+            // A tick has a seed of its own.
+            let (fullest_second, average) = fullest(&arrivals(|number, n| wait(n, mix(number, n.into()))));
+            // 7 to 8 times as many, most of it by chance: at one or three a second some second has more.
+            assert!(f64::from(fullest_second) < 10.0 * average, "{what}: {fullest_second}, on average {average:.2}");
+            // The control: boxes that draw the same jitter stay together.
+            let (fullest_second, _) = fullest(&arrivals(|_, n| wait(n, mix(0, n.into()))));
+            assert!(fullest_second >= 900, "{what}: {fullest_second}");
+        }
+    }
+
+    #[test]
     fn a_clock_that_went_back_does_not_make_the_agent_mute() {
         let now = Stamp(1_000_000_000);
         let ten_years = 10 * 365 * 86_400;
