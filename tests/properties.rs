@@ -541,6 +541,13 @@ fn all_that_came_up(state: &State, tick: &Tick) -> Result<Vec<Pulled>, String> {
         let pulls = |well: bool| {
             heard_before(*turn).any(|(op, went)| matches!(op, Op::Pull(pull) if pull.sha == *sha) && went == well)
         };
+        let asked_before = heard_before(*turn).filter(|(op, _)| matches!(op, Op::Up(_))).last();
+        if let (Some((last, _)), Some((_, false))) = (came_up.last(), asked_before)
+            && *last == sha
+        {
+            // Asked again, because what it waits for was unhealthy before and is well now.
+            continue;
+        }
         let why = match came_up.as_slice() {
             [] if fetched => pulls(true).then_some(Pulled::Now),
             [] => state.unfinished.as_ref().is_some_and(|goal| goal.sha == *sha).then_some(Pulled::Earlier),
