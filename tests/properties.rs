@@ -541,7 +541,7 @@ fn all_that_came_up(state: &State, tick: &Tick) -> Result<Vec<Pulled>, String> {
         let pulls = |well: bool| {
             heard_before(*turn).any(|(op, went)| matches!(op, Op::Pull(pull) if pull.sha == *sha) && went == well)
         };
-        let asked_before = heard_before(*turn).filter(|(op, _)| matches!(op, Op::Up(_))).next_back();
+        let asked_before = heard_before(*turn).rfind(|(op, _)| matches!(op, Op::Up(_)));
         if let (Some((last, _)), Some((_, false))) = (came_up.last(), asked_before)
             && *last == sha
         {
