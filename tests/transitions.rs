@@ -1818,10 +1818,15 @@ fn health_and_rollback() -> Vec<Scenario> {
             },
         ),
         scenario(
-            "a_look_that_fails_leaves_what_up_failed_of",
-            running_a(),
+            "docker_going_away_while_what_is_waited_for_may_get_well_is_no_failure_of_the_bundle",
+            rolls_back(running_a()),
             Script::default().next(fails(5)).next(gives_up()).next(Event::Inspected(Err(refused_run("no")))),
-            |t| failed_with(t, Code::UpFailed),
+            |t| {
+                assert_eq!((t.done.exit, t.done.code), (Exit::Temporary, Some(Code::DockerUnavailable)));
+                assert!(
+                    t.state.unfinished.as_ref().is_some_and(|goal| goal.sha == sha("b") && goal.instead_of.is_none())
+                );
+            },
         ),
         scenario(
             "a_release_that_never_gets_healthy_fails_at_the_deadline",

@@ -220,8 +220,14 @@ impl Flow<Up> {
     }
 
     fn look(self, mut unwell: Unwell, look: Result<Vec<Container>, RunFault>) -> Transition {
-        // Why `up` failed is known; that the look failed too says nothing else.
-        let Ok(seen) = look else { return self.fail(unwell.failure, Vec::new()) };
+        let seen = match look {
+            Ok(seen) => seen,
+            // Docker going away is no failure of the bundle: the apply is finished later.
+            Err(fault) => {
+                let code = Code::DockerUnavailable;
+                return self.fail(faults::run(PHASE, "docker inspect", &fault, code, code), Vec::new());
+            }
+        };
         let now = self.core().now;
         let stable_s = self.core().settings.stable_s;
         let services = &self.stage.goal.services;
