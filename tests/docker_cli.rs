@@ -407,7 +407,9 @@ fn every_call_is_made_with_exactly_these_arguments() {
             format!("{staged} config --format json --no-interpolate"),
             format!("{staged} config -q"),
             format!("{staged} --progress quiet pull"),
-            format!("ps -a -q --no-trunc {project} --filter status=created --filter label=com.docker.compose.replace"),
+            format!(
+                "ps -a -q --no-trunc {project} --filter status=created --filter label=com.docker.compose.replace --filter name=^/?[0-9a-f]{{12}}_"
+            ),
             format!("rm -f {id}"),
             format!("{current} --progress quiet up -d --remove-orphans --no-build --pull never"),
             format!("ps -a -q --no-trunc {project} --filter label=com.docker.compose.oneoff=False"),
@@ -671,22 +673,25 @@ mod stand_in {
     }
 
     #[test]
-    fn leftovers_of_an_interrupted_up_are_cleared() {
+    fn leftovers_of_an_interrupted_up_are_cleared_and_what_has_its_name_is_started() {
         let this = Box::brought_up(Behaviour::Runs, "");
         let sha = Sha::of(b"x");
+        let mut named = String::new();
         this.stand_in
             .edit(|world| {
-                let mut left = world.containers[0].clone();
+                let made = &mut world.containers[0];
+                made.started_ms = None;
+                made.labels.insert("com.docker.compose.replace".into(), "shop-web-1".into());
+                named.clone_from(&made.id);
+                let mut left = made.clone();
                 left.id = "f".repeat(64);
                 left.name = "0123456789ab_shop-web-1".into();
-                left.started_ms = None;
-                left.labels.insert("com.docker.compose.replace".into(), "shop-web-1".into());
                 world.containers.push(left);
             })
             .unwrap();
         docker_shared::up(&this.docker(), &sha).unwrap();
         let all = this.docker().inspect(&NO_SECRET).unwrap();
-        assert_eq!(all.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["shop-web-1"]);
+        assert_eq!(all.iter().map(|it| (&*it.name, &it.id)).collect::<Vec<_>>(), [("shop-web-1", &named)]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use monky_deployd::effects::containers::{Container, ContainerState, Health, Rest
 use monky_deployd::effects::failure::Class;
 use monky_deployd::effects::model::Service;
 use monky_deployd::effects::state::{Attempts, State, TokenSource};
+use monky_deployd::effects::words::unhealthy_dependency;
 use monky_deployd::effects::*;
 use monky_deployd::fsm::stages::Done;
 use monky_deployd::fsm::verdict::{self, Verdict};
@@ -298,7 +299,14 @@ proptest! {
         prop_assert!(relogins <= 1);
         prop_assert!(tick.count(OpName::AskLease) <= 1 + relogins);
         let recent = before.iter().filter(|at| NOW.since_ms(**at) < 3_600_000).count();
-        prop_assert!(tick.count(OpName::AskLease) <= 5_usize.saturating_sub(recent), "more than the hour's budget");
+        // What never left the box costs nothing.
+        let sent = |input: &&Input| {
+            use LeaseFault::Call;
+            let Event::LeaseAnswered(answer) = &input.event else { return false };
+            !matches!(answer, Err(Call(CallFault::Unreachable { never_sent: true, .. })))
+        };
+        let spent = tick.inputs.iter().filter(sent).count();
+        prop_assert!(spent <= 5_usize.saturating_sub(recent), "more than the hour's budget");
     }
 
     #[test]
@@ -525,6 +533,23 @@ enum Pulled {
     Earlier,
     /// It was good once, and the one that came up before it in this tick was not.
     AsGoodOne,
+    /// Compose gave up on it for a container that is well by now.
+    AskedAgain,
+}
+
+/// Of a second `up`: the container that Compose gave up on the first for, if the last look found it unhealthy no more.
+fn got_well(tick: &Tick, turn: usize) -> Option<String> {
+    let before: Vec<&Event> =
+        tick.inputs.iter().zip(&tick.turns).filter(|(_, at)| **at < turn).map(|(input, _)| &input.event).collect();
+    let gave_up = before.iter().rposition(|event| matches!(event, Event::CameUp(_)))?;
+    let Event::CameUp(Err(RunFault::Failed { words, .. })) = before[gave_up] else { return None };
+    let name = unhealthy_dependency(words.as_str())?;
+    let look = before[gave_up..].iter().rev().find_map(|event| match event {
+        Event::Inspected(Ok(seen)) => Some(seen),
+        _ => None,
+    })?;
+    let c = look.iter().find(|c| c.name == name)?;
+    (c.state == ContainerState::Running && c.health != Some(Health::Unhealthy)).then(|| name.to_owned())
 }
 
 /// Why each release of a tick came up, or which one had no reason to.
@@ -541,17 +566,15 @@ fn all_that_came_up(state: &State, tick: &Tick) -> Result<Vec<Pulled>, String> {
         let pulls = |well: bool| {
             heard_before(*turn).any(|(op, went)| matches!(op, Op::Pull(pull) if pull.sha == *sha) && went == well)
         };
-        let asked_before = heard_before(*turn).rfind(|(op, _)| matches!(op, Op::Up(_)));
-        if let (Some((last, _)), Some((_, false))) = (came_up.last(), asked_before)
-            && *last == sha
-        {
-            // Asked again, because what it waits for was unhealthy before and is well now.
+        if came_up.last().is_some_and(|(last, _)| *last == sha) {
+            got_well(tick, *turn).ok_or_else(|| format!("no reason for {sha} to be asked for again"))?;
+            came_up.push((sha, Pulled::AskedAgain));
             continue;
         }
         let why = match came_up.as_slice() {
             [] if fetched => pulls(true).then_some(Pulled::Now),
             [] => state.unfinished.as_ref().is_some_and(|goal| goal.sha == *sha).then_some(Pulled::Earlier),
-            [(first, _)] => {
+            [(first, _), again @ ..] if again.iter().all(|(_, why)| *why == Pulled::AskedAgain) => {
                 (*first != sha && state.good.iter().any(|good| good.sha == *sha)).then_some(Pulled::AsGoodOne)
             }
             // A rollback is not rolled back.

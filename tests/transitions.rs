@@ -1629,7 +1629,25 @@ fn health_and_rollback() -> Vec<Scenario> {
     };
     let fails = |streak| probed(streak, Health::Unhealthy);
     // Compose's words when a service waits for a container that is unhealthy.
-    let gives_up = || Event::CameUp(Err(refused_run("dependency failed to start: container p-db-1 is unhealthy")));
+    let gives_up =
+        || Event::CameUp(Err(refused_run("dependency failed to start: container monky-env-qa-02-web-1 is unhealthy")));
+    let named = |name: &str, state, health, streak: u64| {
+        let mut c = container(name, state, Some(health));
+        c.exit_code = i64::from(state == ContainerState::Exited);
+        let words = said("no disk");
+        c.probe = Some(containers::Probe { exit_code: i64::from(streak > 0), said: words, streak, retries: 2 });
+        c
+    };
+    let sick_db = |streak| named("db", ContainerState::Running, Health::Unhealthy, streak);
+    let fine = |name: &str| named(name, ContainerState::Running, Health::Healthy, 0);
+    let look = |all: &[containers::Container]| Event::Inspected(Ok(all.to_vec()));
+    let web_and_db = || {
+        let web = services().into_values().next().unwrap();
+        let services = ["web", "db"].map(|name| (name.to_owned(), web.clone())).into();
+        Event::ModelRead(Ok(model::Model { services, ..Default::default() }))
+    };
+    let gives_up_for_db =
+        || Event::CameUp(Err(refused_run("dependency failed to start: container monky-env-qa-02-db-1 is unhealthy")));
     let came_up = || Event::CameUp(Ok(RunDone { warnings: Vec::new() }));
     let none = || Event::Inspected(Ok(Vec::new()));
     let many = || {
@@ -1786,7 +1804,8 @@ fn health_and_rollback() -> Vec<Scenario> {
                 assert_eq!(t.done.word, "rolled_back");
                 let report = t.report().unwrap();
                 assert_eq!(report.code, Some(Code::UpFailed));
-                let words = "compose up: dependency failed to start: container p-db-1 is unhealthy";
+                let words = "compose up: dependency failed to start: container monky-env-qa-02-web-1 is unhealthy; \
+                             web's check exited with 1: no route to the database -> ";
                 assert!(report.detail.as_deref().is_some_and(|detail| detail.starts_with(words)), "{report:?}");
             },
         ),
@@ -1796,7 +1815,147 @@ fn health_and_rollback() -> Vec<Scenario> {
             Script::default().next(fails(5)).next(gives_up()).times(20, &fails(5)),
             |t| {
                 failed_with(t, Code::UpFailed);
+                assert!(t.done.detail.contains("is unhealthy; no time is left of the 2 s"), "{}", t.done.detail);
                 assert_eq!(t.count(OpName::Up), 1);
+            },
+        ),
+        scenario(
+            "what_had_ended_before_up_and_was_not_started_yet_is_not_what_the_wait_fails_of",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5), named("web", ContainerState::Exited, Health::Unhealthy, 0)]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5), named("web", ContainerState::Exited, Health::Unhealthy, 0)]))
+                .next(look(&[fine("db"), named("web", ContainerState::Exited, Health::Unhealthy, 0)]))
+                .next(came_up())
+                .next(look(&[fine("db"), fine("web")])),
+            applied_b,
+        ),
+        scenario(
+            "only_the_container_that_compose_names_is_waited_for",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5), named("web", ContainerState::Running, Health::Unhealthy, 5)]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5), named("web", ContainerState::Running, Health::Unhealthy, 6)]))
+                .next(look(&[fine("db"), named("web", ContainerState::Running, Health::Unhealthy, 9)]))
+                .next(came_up())
+                .next(look(&[fine("db"), fine("web")])),
+            applied_b,
+        ),
+        scenario(
+            "what_is_unhealthy_beside_what_compose_names_is_no_reason_to_ask_again",
+            running_a(),
+            Script::default()
+                .next(look(&[sick_db(5), fine("web")]))
+                .next(gives_up())
+                .next(look(&[sick_db(5), named("web", ContainerState::Running, Health::Unhealthy, 2)]))
+                .times(20, &gives_up()),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (1, 0));
+                assert!(t.done.detail.contains("web's check exited with 1: no disk"), "{}", t.done.detail);
+            },
+        ),
+        scenario(
+            "a_container_that_compose_names_and_that_is_not_there_is_not_waited_for",
+            running_a(),
+            Script::default().next(look(&[sick_db(5)])).next(gives_up()).next(look(&[sick_db(5)])),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (1, 0));
+            },
+        ),
+        scenario(
+            "what_up_made_anew_has_no_past",
+            running_a(),
+            Script::default()
+                .next(look(&[sick_db(5)]))
+                .next(gives_up_for_db())
+                .next(look(&[containers::Container { id: "another".to_owned(), ..sick_db(2) }])),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (1, 0));
+                assert!(!t.text.contains("it was unhealthy before"), "{}", t.text);
+            },
+        ),
+        scenario(
+            "what_got_well_is_not_waited_for_a_second_time",
+            running_a(),
+            Script::default()
+                .next(fails(5))
+                .next(gives_up())
+                .next(fails(5))
+                .next(probed(0, Health::Healthy))
+                .next(gives_up())
+                .next(fails(2))
+                .times(20, &gives_up()),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (2, 1));
+            },
+        ),
+        scenario(
+            "a_second_up_that_takes_too_long_is_told_with_the_time_that_all_of_it_had",
+            running_a(),
+            Script::default()
+                .next(fails(5))
+                .next(gives_up())
+                .next(fails(5))
+                .next(probed(0, Health::Healthy))
+                .next(Event::CameUp(Err(RunFault::TimedOut { after_s: 298, words: said("") }))),
+            |t| {
+                failed_with(t, Code::UpTimeout);
+                assert!(t.done.detail.contains("300 s") && !t.done.detail.contains("298"), "{}", t.done.detail);
+            },
+        ),
+        scenario(
+            "a_second_up_that_fails_otherwise_is_told_with_its_own_words",
+            running_a(),
+            Script::default()
+                .next(fails(5))
+                .next(gives_up())
+                .next(probed(0, Health::Healthy))
+                .next(Event::CameUp(Err(refused_run("port is already allocated")))),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert!(t.done.detail.contains("port is already allocated"), "{}", t.done.detail);
+                assert!(!t.done.detail.contains("is unhealthy"), "{}", t.done.detail);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (2, 0));
+            },
+        ),
+        scenario(
+            "what_the_first_up_started_and_docker_restarted_in_the_wait_fails",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5)]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5), fine("web")]))
+                .next(look(&[fine("db"), fine("web")]))
+                .next(came_up())
+                .next(look(&[fine("db"), containers::Container { restart_count: 1, ..fine("web") }])),
+            |t| failed_with(t, Code::Unhealthy),
+        ),
+        scenario(
+            "a_rollback_waits_for_it_too",
+            rolls_back(running_a()),
+            Script::default()
+                .next(none())
+                .next(came_up())
+                .next(sick())
+                .next(fails(5))
+                .next(gives_up())
+                .next(fails(6))
+                .next(probed(0, Health::Healthy))
+                .next(came_up())
+                .next(probed(0, Health::Healthy)),
+            |t| {
+                assert_eq!(t.done.word, "rolled_back");
+                let up = |op: &Op| if let Op::Up(up) = op { Some(up.sha.clone()) } else { None };
+                assert_eq!(t.ops.iter().filter_map(up).collect::<Vec<_>>(), [sha("b"), sha("a"), sha("a")]);
             },
         ),
         scenario(

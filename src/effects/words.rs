@@ -53,9 +53,11 @@ pub fn says_disk_full(words: &str) -> bool {
     ["no space left on device", "disk quota exceeded", "not enough space", "enospc"].iter().any(|w| words.contains(w))
 }
 
-/// Whether Compose says that it gave up on a service because one that it waits for is unhealthy.
-pub fn says_dependency_unhealthy(words: &str) -> bool {
-    words.contains("dependency failed to start: ") && words.contains(" is unhealthy")
+/// The container that Compose gave up on a service for, because the service waits for it and it is unhealthy: its name.
+pub fn unhealthy_dependency(words: &str) -> Option<&str> {
+    let (_, container) = words.split_once("dependency failed to start: container ")?;
+    let (name, _) = container.split_once(" is unhealthy")?;
+    (!name.contains(' ')).then_some(name)
 }
 
 /// The variables that Compose warns of as not set (it goes on with an empty text), in order, each once.
@@ -370,9 +372,12 @@ mod tests {
 
     #[test]
     fn only_compose_says_that_what_is_waited_for_is_unhealthy() {
-        assert!(says_dependency_unhealthy("dependency failed to start: container p-db-1 is unhealthy"));
-        assert!(!says_dependency_unhealthy("dependency failed to start: container p-db-1 exited (1)"));
-        assert!(!says_dependency_unhealthy("container p-db-1 is unhealthy"));
+        let named = unhealthy_dependency;
+        assert_eq!(named("dependency failed to start: container p-db-1 is unhealthy"), Some("p-db-1"));
+        assert_eq!(named("a | dependency failed to start: container p-db-1 is unhealthy | b"), Some("p-db-1"));
+        assert_eq!(named("dependency failed to start: container p-db-1 exited (1)"), None);
+        assert_eq!(named("dependency failed to start: container p-db-1 exited (1) | q is unhealthy"), None);
+        assert_eq!(named("container p-db-1 is unhealthy"), None);
     }
 
     #[test]

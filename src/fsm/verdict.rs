@@ -113,15 +113,31 @@ pub fn was_unwell(baseline: &Baseline) -> bool {
     baseline.values().any(|seen| seen.unwell.is_some())
 }
 
-/// Whether something of a release still is as unhealthy as it was before `up`, and may get well by itself.
-pub fn may_get_well(services: &BTreeMap<String, Service>, containers: &[Container], baseline: &Baseline) -> bool {
-    let recovers = |c: &Container| baseline.get(&c.id).is_some_and(|seen| may_recover(c, seen));
-    containers.iter().any(|c| {
-        services.contains_key(&c.service)
-            && c.state == ContainerState::Running
-            && c.health == Some(Health::Unhealthy)
-            && recovers(c)
-    })
+/// What has become of a container that was unhealthy before `up`, and that another service waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// It is unhealthy no more.
+    Well,
+    /// It may get well by itself.
+    Unwell,
+    /// It was not unhealthy before, ended, or its check has failed as often again.
+    Failing,
+}
+
+/// Looks at a container that `up` gave up for, and remembers it in `baseline`: it has been unhealthy from before only once.
+pub fn course(c: &Container, baseline: &mut Baseline, first_look: bool) -> Course {
+    let before = |seen: &&mut Seen| seen.unwell.is_some() && seen.started_at == c.started_at;
+    let Some(seen) = baseline.get_mut(&c.id).filter(before).filter(|_| c.state == ContainerState::Running) else {
+        return Course::Failing;
+    };
+    if c.health != Some(Health::Unhealthy) {
+        seen.unwell = None;
+        return Course::Well;
+    }
+    if first_look {
+        seen.unwell = streak(c);
+    }
+    if may_recover(c, seen) { Course::Unwell } else { Course::Failing }
 }
 
 fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
@@ -337,19 +353,24 @@ mod tests {
     }
 
     #[test]
-    fn only_a_running_unhealthy_container_of_the_release_that_was_so_before_may_get_well() {
+    fn only_what_was_unhealthy_before_up_and_still_runs_may_get_well_and_only_once() {
+        use Course::{Failing, Unwell, Well};
         use Health::{Healthy, Unhealthy};
-        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
-        let sick = || probed(Unhealthy, 5);
-        let baseline = before_up(&[sick()]);
-        let may = |c: Container| may_get_well(&services, &[c], &baseline);
-        assert!(may(sick()) && may(probed(Unhealthy, 6)));
-        assert!(!may(probed(Unhealthy, 7)), "it has failed as often again");
-        assert!(!may(probed(Healthy, 0)));
+        let sick = |streak| probed(Unhealthy, streak);
+        let course_of = |looks: &[Container]| -> Vec<Course> {
+            let mut baseline = before_up(&[sick(5)]);
+            looks.iter().enumerate().map(|(n, c)| course(c, &mut baseline, n == 0)).collect()
+        };
+        // Counted from the first look: until then `up` was at work.
+        assert_eq!(course_of(&[sick(7), sick(8), sick(9)]), [Unwell, Unwell, Failing]);
+        assert_eq!(course_of(&[sick(5), probed(Healthy, 0), sick(2)]), [Unwell, Well, Failing]);
+        assert_eq!(course_of(&[probed(Healthy, 0), sick(2)]), [Well, Failing]);
         // Docker goes on to call unhealthy what has ended.
-        assert!(!may(Container { state: ContainerState::Exited, ..sick() }));
-        assert!(!may(Container { service: "b".to_owned(), ..sick() }));
-        assert!(!may(Container { id: "2".to_owned(), ..sick() }));
+        assert_eq!(course_of(&[Container { state: ContainerState::Exited, ..sick(5) }]), [Failing]);
+        assert_eq!(course_of(&[Container { id: "2".to_owned(), ..sick(5) }]), [Failing]);
+        assert_eq!(course_of(&[Container { started_at: "later".to_owned(), ..sick(5) }]), [Failing]);
+        let mut well_before = before_up(&[probed(Healthy, 0)]);
+        assert_eq!(course(&sick(2), &mut well_before, true), Failing);
     }
 
     #[test]

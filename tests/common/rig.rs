@@ -91,6 +91,19 @@ impl Running {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Reads its journal until it says this, and gives what was read; `ended` gives the rest.
+    pub fn says(&mut self, words: &str) -> String {
+        let mut said = Vec::new();
+        // Byte for byte, so that nothing is read that belongs to `ended`.
+        for byte in std::io::Read::bytes(self.0.stderr.as_mut().unwrap()) {
+            said.push(byte.unwrap());
+            if said.ends_with(words.as_bytes()) {
+                return String::from_utf8_lossy(&said).into_owned();
+            }
+        }
+        panic!("it ended without {words:?}: {}", String::from_utf8_lossy(&said));
+    }
+
     /// How it ended.
     pub fn ended(mut self) -> Ran {
         let (mut out, mut err) = (String::new(), String::new());

@@ -181,7 +181,7 @@ fn failed() -> RunFault {
 }
 
 fn gives_up() -> RunFault {
-    let words = said("dependency failed to start: container monky-web-1 is unhealthy");
+    let words = said("dependency failed to start: container monky-env-qa-02-web-1 is unhealthy");
     RunFault::Failed { status: Some(1), words, disk_full: false }
 }
 

@@ -64,7 +64,7 @@ pub fn a_moment(tape: &mut Tape) -> Stamp {
 }
 
 fn words(tape: &mut Tape) -> Scrubbed {
-    let gives_up = "dependency failed to start: container p-db-1 is unhealthy";
+    let gives_up = "dependency failed to start: container monky-env-qa-02-db-1 is unhealthy";
     said(tape.of(&[
         "no",
         gives_up,

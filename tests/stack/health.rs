@@ -169,33 +169,68 @@ services:
     });
 }
 
+/// Until Docker says so of the service's only container.
+fn is_called(rig: &Rig, service: &str, health: &str) {
+    let id = rig.id(service);
+    for _ in 0..200 {
+        if rig.docker_says(&["inspect", "--format", "{{.State.Health.Status}}", &id]) == health {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    panic!("{service} does not get {health}");
+}
+
 #[test]
 fn the_same_holds_when_another_service_waits_for_what_was_unhealthy() {
     on_each(|rig| {
-        let compose = "
+        let compose = |of: &str| {
+            format!(
+                "
 services:
   db:
     image: '@web:1'
-    healthcheck: {test: [CMD, test, -e, /tmp/mended], interval: 4s, retries: 1}
+    healthcheck: {{test: [CMD, sh, -c, 'test -e /tmp/mended || {{ echo no disk; exit 1; }}'], interval: 1s, retries: 6}}
   web:
     image: '@web:1'
-    depends_on: {db: {condition: service_healthy}}
-";
-        let sha = rig.desire(&rig.simple(1, compose, &[]));
+    volumes: [/kept]
+    environment: {{OF: '{of}'}}
+    depends_on: {{db: {{condition: service_healthy}}}}
+"
+            )
+        };
+        let waiting = "is unhealthy; it was unhealthy before: waiting for it";
+        let mended_in_the_wait = |args: &[&str], sha: &str| {
+            let mut tick = rig.start(args);
+            tick.says(waiting);
+            rig.shell("db", "touch /tmp/mended");
+            let ran = tick.ended();
+            assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]), "{ran:?}");
+        };
+        let sha = rig.desire(&rig.simple(1, &compose("1"), &[]));
         let ran = rig.tick_fails("UP_FAILED");
         assert!(ran.stderr.contains("dependency failed to start"), "{}", ran.stderr);
         let db = rig.life("db");
-        rig.shell("db", "touch /tmp/mended");
-        let ran = rig.run(&["tick", "--force"]);
-        assert_eq!(ran.stdout.trim(), format!("applied {}", &sha[..12]), "{ran:?}");
-        assert!(ran.stderr.contains("it was unhealthy before: waiting for it"), "{}", ran.stderr);
+        mended_in_the_wait(&["tick", "--force"], &sha);
         assert_eq!((rig.life("db"), rig.ids("web").len()), (db, 1));
 
+        // What is replaced hands its anonymous volumes on, however often `up` is asked.
+        rig.shell("web", "echo precious >/kept/file");
+        rig.shell("db", "rm /tmp/mended");
+        is_called(rig, "db", "unhealthy");
+        let web = rig.ids("web");
+        let sha = rig.desire(&rig.simple(2, &compose("2"), &[]));
+        mended_in_the_wait(&["tick"], &sha);
+        assert_ne!(rig.ids("web"), web);
+        rig.shell("web", "test \"$(cat /kept/file)\" = precious");
+
         // What goes on failing is not waited for until the deadline.
-        rig.shell("db", "rm /tmp/mended; sleep 9");
-        let ran = rig.run(&["tick", "--force"]);
-        assert!(ran.status == 1 && ran.stdout.contains("UP_FAILED"), "{ran:?}");
-        assert!(ran.stderr.contains("it was unhealthy before: waiting for it"), "{}", ran.stderr);
+        rig.shell("db", "rm /tmp/mended");
+        is_called(rig, "db", "unhealthy");
+        rig.desire(&rig.simple(3, &compose("3"), &[]));
+        let ran = rig.tick_fails("UP_FAILED");
+        assert!(ran.stderr.contains(waiting), "{}", ran.stderr);
+        assert!(ran.stderr.contains("is unhealthy; db's check exited with 1: no disk"), "{}", ran.stderr);
     });
 }
 

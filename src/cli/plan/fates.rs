@@ -187,14 +187,16 @@ fn of_secrets(known: &Known, service: &Service, secrets: &BTreeMap<String, Secre
     Fate::Recreated { why: vec![format!("another version of {}", changed.join(", "))] }
 }
 
-/// The same of a release that an earlier tick left: of its secrets only the versions are known by now.
+/// The same of a release that an earlier tick left: by now only the versions of its secrets are known, not what is made
+/// of them.
 fn of_versions(applied: Option<&Applied>, goal: &Goal, service: &Service) -> Fate {
-    let filled_in = !(service.variables.is_empty() && service.mounted_variables.is_empty());
-    let others = applied.is_some_and(|applied| applied.secrets != goal.secrets);
-    if filled_in && others {
-        return Fate::NotKnown { why: "it may get another version of a secret than the applied release".to_owned() };
+    let all: BTreeSet<&str> = service.variables.iter().chain(&service.mounted_variables).map(String::as_str).collect();
+    let same = applied.is_some_and(|applied| applied.sha == goal.sha && applied.secrets == goal.secrets);
+    if all.is_empty() || same {
+        return Fate::Kept { unless_newer: Vec::new() };
     }
-    Fate::Kept { unless_newer: Vec::new() }
+    let all: Vec<&str> = all.into_iter().collect();
+    Fate::NotKnown { why: format!("what it gets by {} may be another than in the applied release", all.join(", ")) }
 }
 
 /// A service whose containers would stay, and what becomes of it since another one's do not (tried with Compose 2.26

@@ -11,6 +11,9 @@ use super::cli::{Call, Docker};
 use super::compose::Place;
 use super::fault::words_of;
 
+/// The names that Compose gives what is to replace another, until that one is gone.
+const NOT_YET_NAMED: &str = "name=^/?[0-9a-f]{12}_";
+
 impl Docker {
     /// Brings `current` up.
     ///
@@ -37,11 +40,13 @@ impl Docker {
     }
 
     /// Removes what an interrupted `up` left: `<12 hex>_project-service-1`, made to replace another and never started.
-    /// Left there, the next `up` would go on with it, name and all.
+    /// Left there, the next `up` would go on with it, name and all. What has its proper name stays: it may be the only one
+    /// that still holds the anonymous volumes of what it replaced.
     fn clear_leftovers(&self, deadline: Duration, scrub: &dyn Scrub) -> Result<(), RunFault> {
         let ours = format!("label=com.docker.compose.project={}", self.project());
         let replacing = "label=com.docker.compose.replace";
-        let filters = ["--filter", &ours, "--filter", "status=created", "--filter", replacing];
+        let filters =
+            ["--filter", &ours, "--filter", "status=created", "--filter", replacing, "--filter", NOT_YET_NAMED];
         let ids = self.ids(&filters, deadline, scrub)?;
         if !ids.is_empty() {
             let args = ["rm", "-f"].into_iter().map(str::to_owned).chain(ids);

@@ -127,7 +127,8 @@ impl Flow<Healthy> {
         // Who fails is told before why, of which there may be more than room.
         let mut what: Vec<String> =
             failing.iter().map(|failed| format!("{}: {}", failed.service, failed.why)).collect();
-        what.extend(checks(failing, &seen));
+        let ids: Vec<&str> = failing.iter().filter_map(|failed| failed.id.as_deref()).collect();
+        what.extend(checks(&ids, &seen));
         match logs {
             Ok(tails) => {
                 // The end of a log is what tells; each gets its share of the room.
@@ -150,11 +151,11 @@ impl Flow<Healthy> {
     }
 }
 
-/// Why the healthchecks of what failed did.
-fn checks(failing: &[Finding], seen: &[Container]) -> Vec<String> {
-    let container = |id: &String| seen.iter().find(|c| c.id == *id);
-    let told = |failed: &Finding| {
-        let c = failed.id.as_ref().and_then(container).filter(|c| c.state == ContainerState::Running)?;
+/// Why the healthchecks of what failed did: of these containers, by id.
+pub(super) fn checks(failing: &[&str], seen: &[Container]) -> Vec<String> {
+    let container = |id: &&str| seen.iter().find(|c| c.id == *id);
+    let told = |id: &&str| {
+        let c = container(id).filter(|c| c.state == ContainerState::Running)?;
         let probe = c.probe.as_ref().filter(|probe| probe.exit_code != 0)?;
         Some((&c.service, probe))
     };

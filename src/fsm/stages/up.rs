@@ -5,18 +5,19 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::healthy::checks;
 use super::{Attempt, Healthy, PulledProof, Report, answer};
 use crate::effects::containers::Container;
 use crate::effects::failure::{Class, Code};
 use crate::effects::state::{Attempts, Goal, LastResult, Promotion};
-use crate::effects::words::says_dependency_unhealthy;
+use crate::effects::words::unhealthy_dependency;
 use crate::effects::{self, Event, Inspect, OnUnhealthy, Promote, RunFault, SaveState, Stamp, StoreFault, WaitUntil};
 use crate::fsm::edges::Leads;
 use crate::fsm::event::Note;
 use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
-use crate::fsm::verdict::{self, Baseline, Verdict};
+use crate::fsm::verdict::{self, Baseline, Course};
 use crate::fsm::{StageName, retry};
 
 const PHASE: StageName = StageName::Up;
@@ -50,7 +51,10 @@ enum Awaits {
 /// What was unhealthy before `up` may just have been mended: it is waited for as it is when no other service waits for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Unwell {
+    /// Compose's answer: what the attempt fails of, unless the container gets well.
     failure: Failure,
+    /// The name of the container that Compose gave up for.
+    name: String,
     baseline: Baseline,
     until: Stamp,
     looks: u32,
@@ -153,7 +157,7 @@ impl Flow<Up> {
                     }
                     Healthy::watch(flow, up.goal, baseline, until)
                 }
-                Err(fault) => self.not_up(&fault, baseline, until),
+                Err(fault) => self.not_up(fault, baseline, until),
             },
             Awaits::Look { unwell } => {
                 let look = answer!(self, event, Inspect);
@@ -205,21 +209,29 @@ impl Flow<Up> {
         self.awaiting(Awaits::Up { baseline, until }).then(up)
     }
 
-    fn not_up(mut self, fault: &RunFault, baseline: Baseline, until: Stamp) -> Transition {
-        let failure = faults::run(PHASE, "compose up", fault, Code::UpFailed, Code::UpTimeout);
-        let waited_for = matches!(fault, RunFault::Failed { words, .. } if says_dependency_unhealthy(words.as_str()));
-        if !waited_for || !verdict::was_unwell(&baseline) {
-            return self.fail(failure, Vec::new());
+    fn not_up(self, fault: RunFault, baseline: Baseline, until: Stamp) -> Transition {
+        let unhealthy = match &fault {
+            RunFault::Failed { words, .. } => unhealthy_dependency(words.as_str()).map(str::to_owned),
+            _ => None,
+        };
+        // Asked for a second time it had less; it was the whole that took too long.
+        let fault = match fault {
+            RunFault::TimedOut { after_s: _, words } => {
+                RunFault::TimedOut { after_s: self.stage.goal.healthy_timeout_s, words }
+            }
+            other => other,
+        };
+        let failure = faults::run(PHASE, "compose up", &fault, Code::UpFailed, Code::UpTimeout);
+        match unhealthy {
+            Some(name) if verdict::was_unwell(&baseline) => {
+                let unwell = Unwell { failure, name, baseline, until, looks: 0 };
+                self.awaiting(Awaits::Look { unwell }).then(Inspect {})
+            }
+            Some(_) | None => self.fail(failure, Vec::new()),
         }
-        self.note(Note::info(format!(
-            "{}; it was unhealthy before: waiting for it",
-            failure.code.bare(&failure.detail)
-        )));
-        let unwell = Unwell { failure, baseline, until, looks: 0 };
-        self.awaiting(Awaits::Look { unwell }).then(Inspect {})
     }
 
-    fn look(self, mut unwell: Unwell, look: Result<Vec<Container>, RunFault>) -> Transition {
+    fn look(mut self, mut unwell: Unwell, look: Result<Vec<Container>, RunFault>) -> Transition {
         let seen = match look {
             Ok(seen) => seen,
             // Docker going away is no failure of the bundle: the apply is finished later.
@@ -229,21 +241,34 @@ impl Flow<Up> {
             }
         };
         let now = self.core().now;
-        let stable_s = self.core().settings.stable_s;
-        let services = &self.stage.goal.services;
-        let failing =
-            matches!(verdict::judge(services, &seen, &mut unwell.baseline, now, stable_s), Verdict::Failing(_));
-        if failing || now >= unwell.until {
+        let Some(waited_for) = seen.iter().find(|c| c.name == unwell.name) else {
             return self.fail(unwell.failure, seen);
+        };
+        let course = verdict::course(waited_for, &mut unwell.baseline, unwell.looks == 0);
+        let late = now >= unwell.until;
+        match course {
+            // What ran before counts for this `up` too.
+            Course::Well if !late => self.up(unwell.baseline, unwell.until),
+            Course::Unwell if !late => {
+                let next = now.plus_ms(retry::look_again_ms(unwell.looks)).min(unwell.until);
+                if unwell.looks == 0 {
+                    let said = unwell.failure.code.bare(&unwell.failure.detail);
+                    self.note(Note::info(format!("{said}; it was unhealthy before: waiting for it")));
+                }
+                unwell.looks = unwell.looks.saturating_add(1);
+                let reason = format!("{}, unhealthy from before: another service waits for it", unwell.name);
+                self.awaiting(Awaits::NextLook { unwell }).then(WaitUntil { until: next, reason })
+            }
+            Course::Well | Course::Unwell | Course::Failing => {
+                let Failure { code, phase, detail } = unwell.failure;
+                let mut told = vec![code.bare(&detail).to_owned()];
+                if late {
+                    told.push(format!("no time is left of the {} s", self.stage.goal.healthy_timeout_s));
+                }
+                told.extend(checks(&[&waited_for.id], &seen));
+                self.fail(Failure::new(code, phase, told.join("; ")), seen)
+            }
         }
-        if !verdict::may_get_well(services, &seen, &unwell.baseline) {
-            // It begins anew: what `up` starts a second time, as a one-shot that has ended, is no restart.
-            return self.up(verdict::before_up(&seen), unwell.until);
-        }
-        let until = now.plus_ms(retry::look_again_ms(unwell.looks)).min(unwell.until);
-        unwell.looks = unwell.looks.saturating_add(1);
-        let reason = "what was unhealthy before, and another service waits for".to_owned();
-        self.awaiting(Awaits::NextLook { unwell }).then(WaitUntil { until, reason })
     }
 
     /// Nothing that runs was touched yet: there is nothing to roll back.

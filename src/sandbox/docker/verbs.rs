@@ -29,6 +29,7 @@ fn fails(status: u8, stderr: impl AsRef<str>) -> Ended {
 }
 
 /// How the agent asks for names and folders.
+const NOT_YET_NAMED: &str = "name=^/?[0-9a-f]{12}_";
 const ORIGIN: &str = "{{.Names}}\t{{.Label \"com.docker.compose.project.working_dir\"}}";
 
 /// Longer than any deadline: whoever waits for this has to end it.
@@ -446,11 +447,18 @@ fn ps(world: &World, filters: &[&str], show: impl Fn(&Container) -> String) -> E
             ("label", Some((key, value))) => it.labels.get(key).is_some_and(|has| has == value),
             ("label", None) => it.labels.contains_key(want),
             ("status", None) => it.state(now).0 == want,
+            ("name", None) if filter == NOT_YET_NAMED => is_not_yet_named(&it.name),
             _ => false,
         }
     };
     let found = world.containers.iter().rev().filter(|it| filters.iter().all(|filter| passes(it, filter)));
     ok(found.map(|it| format!("{}\n", show(it))).collect::<String>())
+}
+
+fn is_not_yet_named(name: &str) -> bool {
+    name.split_once('_').is_some_and(|(id, _)| {
+        id.len() == 12 && id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    })
 }
 
 /// Does something with each container that is there, and says of the others that they are not.
