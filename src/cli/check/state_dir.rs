@@ -296,17 +296,23 @@ fn holder(list: &str, inode: u64) -> Option<u32> {
     })
 }
 
-/// What the last tick left word of: a hold, and what was in its way. Of what there is not there is no line.
+/// What the last tick left word of: a hold, a deploy that failed, and what was in its way. Of what there is not there is
+/// no line.
 pub fn remembered(state: &State) -> Vec<Line> {
     let hold = state.hold.iter().map(|hold| {
         let what = format!("tenancy said hold at {}: {}", moment(hold.since), hold.reason);
         Line::warning("hold", what, "nothing on this box: nothing is deployed until tenancy takes it back")
     });
+    let failed = state.last_error.iter().map(|error| {
+        let what =
+            format!("the last one failed, {} at {}: {}", error.code, moment(error.at), error.code.bare(&error.detail));
+        Line::warning("deploy", what, error.code.remedy())
+    });
     let troubles = state.troubles().map(|trouble| {
         let what = format!("{} since {}: {}", trouble.code, moment(trouble.at), trouble.code.bare(&trouble.detail));
         Line::warning("trouble", what, trouble.code.remedy())
     });
-    hold.chain(troubles).collect()
+    hold.chain(failed).chain(troubles).collect()
 }
 
 fn lock(lock: &Lock, longest_s: u64) -> Line {
@@ -537,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_and_every_trouble_have_a_line_of_their_own_and_nothing_has_none() {
+    fn a_hold_a_failed_deploy_and_every_trouble_have_a_line_of_their_own_and_nothing_has_none() {
         assert_eq!(remembered(&State::default()), []);
         let trouble = |code: Code| LastError {
             code,
@@ -547,6 +553,7 @@ mod tests {
         };
         let lines = remembered(&State {
             hold: Some(Hold { reason: "freeze".to_owned(), since: Stamp(0) }),
+            last_error: Some(trouble(Code::PullFailed)),
             trouble: Some(trouble(Code::TenancyUnreachable)),
             unsolved: vec![trouble(Code::LeaseRateLimited)],
             ..State::default()
@@ -557,6 +564,7 @@ mod tests {
             told,
             [
                 ("hold", Level::Warning, "tenancy said hold at 1970-01-01T00:00:00Z: freeze"),
+                ("deploy", Level::Warning, "the last one failed, PULL_FAILED at 1970-01-01T00:00:00Z: no"),
                 ("trouble", Level::Warning, "TENANCY_UNREACHABLE since 1970-01-01T00:00:00Z: no"),
                 ("trouble", Level::Warning, "LEASE_RATE_LIMITED since 1970-01-01T00:00:00Z: no"),
             ]

@@ -103,13 +103,13 @@ fn service_lines(service: &Unit, expected: &Expected) -> Vec<Line> {
         return vec![line];
     }
     let (result, status) = (property(service, "Result"), property(service, "ExecMainStatus"));
-    let what = format!("the last tick ended with {status} ({result})");
+    let what = format!("the service's last tick ended with {status} ({result})");
     // From 200 on it is systemd's own: the program was not even started.
     let started = status.parse::<u32>().is_ok_and(|status| status < 200);
     let journal = format!("sudo journalctl -u {SERVICE} -n 50");
     // Not of this boot: then status and result say nothing but what they begin with.
     let none_ended = service.get("ExecMainExitTimestamp").is_some_and(|at| matches!(at.as_str(), "" | "n/a" | "0"));
-    let why = format!("`monky-deployd status` says why; {journal}");
+    let why = format!("`monky-deployd status` and `monky-deployd history` say why; {journal}");
     vec![
         match result {
             "success" | "" if property(service, "ActiveState") == "activating" => {
@@ -120,7 +120,8 @@ fn service_lines(service: &Unit, expected: &Expected) -> Vec<Line> {
             }
             "success" if status == LATER => {
                 let since = expected.trouble.map(|(code, at)| format!(": {code} since {}", moment(at)));
-                let what = format!("the last tick could do nothing ({LATER}, later){}", since.unwrap_or_default());
+                let what =
+                    format!("the service's last tick could do nothing ({LATER}, later){}", since.unwrap_or_default());
                 Line::warning("service", what, &why)
             }
             "success" => Line::ok("service", what),
@@ -269,7 +270,7 @@ mod tests {
             assert!(line.level == Level::Ok && line.what.starts_with("no tick has ended yet"), "{line:?}");
         }
         let line = service("ExecMainExitTimestamp=Mon 2026-11-30 10:00:00 UTC\n");
-        assert_eq!(line.what, "the last tick ended with 0 (success)");
+        assert_eq!(line.what, "the service's last tick ended with 0 (success)");
         let line = service("ExecMainExitTimestamp=\nActiveState=activating\n");
         assert_eq!(line.what, "a tick is at work");
     }

@@ -430,6 +430,8 @@ impl Flow<Token> {
             GrantName::Bootstrap => TokenSource::Bootstrap,
             GrantName::Lease => TokenSource::Lease,
         };
+        let instead = if replaced { ", in place of the token that was saved" } else { "" };
+        self.note(Note::info(format!("logged in to OpenBao with the {}{instead}", called(grant))));
         self.remember(source, &facts);
         self.stage.working = Some(source);
         let mut flow = self.awaiting(Awaits::CleanUp);
