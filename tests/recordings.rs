@@ -281,8 +281,11 @@ fn history_and_status_tell_a_tired_person_what_was_done_and_why() {
     stand.bao.seal(false);
     assert_eq!(run(&stand, &["tick"]).status.code(), Some(1));
     let status = says(&stand, &["status"]);
+    let failed: Value = serde_json::from_str(&says(&stand, &["status", "--format", "json"])).unwrap();
+    let sha = failed["last_error"]["sha"].as_str().unwrap();
+    assert!(failed["attempts"][sha]["failed"] == 1, "{failed}");
     assert!(
-        status.contains("error       PULL_FAILED in pull at 20")
+        status.contains(&format!("error       PULL_FAILED of {} in pull at 20", &sha[..12]))
             && status.contains("1 failed; next attempt not before 20"),
         "{status}"
     );

@@ -80,6 +80,9 @@ struct AppliedStatus {
 
 #[derive(Debug, Serialize)]
 struct ErrorStatus {
+    /// Of which bundle; none: of one that is desired no more, or of none at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha: Option<Sha>,
     code: &'static str,
     phase: String,
     detail: String,
@@ -157,6 +160,7 @@ pub fn run(config: &Config, json: bool) -> u8 {
 
 fn error(error: &LastError) -> ErrorStatus {
     ErrorStatus {
+        sha: None,
         code: error.code.as_str(),
         phase: error.phase.clone(),
         detail: error.detail.clone(),
@@ -182,6 +186,8 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
             remaining_s: left.map(|(seen_at, ttl_s)| (ttl_s - now.since_ms(seen_at) / 1000).max(0)),
         }
     });
+    // Only of what is desired is it kept how often it failed.
+    let failed_sha = state.attempts.keys().next().filter(|_| state.attempts.len() == 1).cloned();
     let unfinished = state.unfinished.as_ref();
     let failed = unfinished.and_then(|goal| goal.instead_of.as_deref());
     Status {
@@ -201,7 +207,7 @@ fn status(config: &Config, mut state: State, local: &LocalFacts, notes: Vec<Stri
         last_result: state.last_result,
         // In the middle of a rollback the state has the new result, and the time of the end before it.
         last_at: failed.map(|failed| failed.error.at).or(state.last_at).map(Moment),
-        last_error: state.last_error.as_ref().map(error),
+        last_error: state.last_error.as_ref().map(|last| ErrorStatus { sha: failed_sha, ..error(last) }),
         trouble: state.trouble.as_ref().map(error),
         unsolved: state.unsolved.iter().map(error).collect(),
         hold: state.hold.as_ref().map(|hold| HoldStatus { reason: hold.reason.clone(), since: Moment(hold.since) }),
@@ -266,7 +272,9 @@ fn text(status: &Status) -> String {
         lines.push(format!("last        {result} at {}{over}", when(at)));
     }
     if let Some(error) = &status.last_error {
-        lines.push(format!("error       {} in {} at {}: {}", error.code, error.phase, when(&error.at), bare(error)));
+        let of = error.sha.as_ref().map_or("what is desired no more".to_owned(), |sha| sha.short().to_string());
+        let (code, phase, at) = (error.code, &error.phase, when(&error.at));
+        lines.push(format!("error       {code} of {of} in {phase} at {at}: {}", bare(error)));
         lines.push(format!("            to do: {}", error.remedy));
     }
     for trouble in status.trouble.iter().chain(&status.unsolved) {

@@ -45,6 +45,8 @@ fn what_is_unhealthy_is_kept_to_be_looked_at_and_does_not_count_as_applied() {
         assert_eq!(rig.ids("worker").len(), 1, "it is left as it is");
         assert_eq!(rig.life("web"), web);
 
+        assert_eq!(rig.status()["last_error"]["sha"], json!(bad));
+
         // Going back to what is applied repairs the box.
         rig.tenancy.desire(&rig.env_id, Some(&good));
         let ran = rig.tick_ends(0);
