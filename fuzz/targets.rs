@@ -13,14 +13,23 @@ use monky_deployd::effects::bundle::{Bundle, BundlePath};
 use monky_deployd::effects::compose_file;
 use monky_deployd::effects::containers::parse_inspect;
 use monky_deployd::effects::env_template::EnvTemplate;
-use monky_deployd::effects::local::LocalFacts;
 use monky_deployd::effects::manifest::{Manifest, Scope};
 use monky_deployd::effects::model::Model;
 use monky_deployd::effects::registry_auth::RegistryAuth;
-use monky_deployd::effects::state::State;
+use monky_deployd::effects::state::{State, TokenSource};
 use monky_deployd::effects::words::{MAX_CHARS, Words};
-use monky_deployd::effects::{Settings, Stamp};
-use monky_deployd::fsm::{Boot, Machine, Options};
+use monky_deployd::effects::{Effect, Op, Stamp};
+use monky_deployd::fsm::stages::{Done, Exit};
+use monky_deployd::fsm::{Boot, Input, Machine, Options};
+
+use disk::Disk;
+use script::Script;
+
+#[path = "../tests/model/disk.rs"]
+mod disk;
+#[expect(dead_code, reason = "what a scenario needs and a target does not")]
+#[path = "../tests/common/script.rs"]
+mod script;
 
 /// What a target does with its bytes. It panics if something does not hold.
 pub type Target = fn(&[u8]);
@@ -171,23 +180,50 @@ pub fn registry_auth(bytes: &[u8]) {
     assert_eq!(format!("{auth:?}"), format!("{other:?}"));
 }
 
-/// Whatever `state.json` holds, a tick begins with it and asks for something or ends.
+/// Whatever `state.json` holds, in a world in which all goes well the desired bundle is applied within three ticks.
 pub fn state(bytes: &[u8]) {
     let Ok(state) = serde_json::from_slice::<State>(bytes) else { return };
-    static SETTINGS: OnceLock<Settings> = OnceLock::new();
-    let settings = SETTINGS.get_or_init(|| {
-        let text = "env_id: plant-7\ntenancy:\n  host: tenancy.example\nbao:\n  addr: https://bao.example:8200\n";
-        Config::parse("config.yaml", text).expect("a configuration").settings
-    });
-    let begun = Machine::boot(Boot {
-        settings: settings.clone(),
+    let desired = script::sha("z");
+    if state.attempts.contains_key(&desired) {
+        return; // It may be quarantined, and then it is not to be deployed.
+    }
+    let kept = state.good.iter().map(|good| &good.sha).chain(state.unfinished.iter().map(|goal| &goal.sha));
+    let mut disk = Disk { releases: kept.map(|sha| (sha.clone(), true)).collect(), ..Disk::default() };
+    disk.current = state.unfinished.as_ref().map(|goal| &goal.sha).or(state.good.last().map(|good| &good.sha)).cloned();
+    disk.token = Some(TokenSource::Lease);
+    disk.state = state;
+    let last = (0..3).map(|hour| script::NOW.plus_s(3600 * hour)).map(|now| tick_on(&mut disk, now)).last();
+    let done = last.expect("three ticks");
+    assert_eq!((done.exit, done.sha.as_ref()), (Exit::Ok, Some(&desired)), "{done:?}");
+    assert_eq!(disk.current, Some(desired));
+    assert_eq!((&disk.state.unfinished, disk.outbox.len()), (&None, 0));
+}
+
+/// A tick in a world in which all goes well, and what it leaves.
+fn tick_on(disk: &mut Disk, mut now: Stamp) -> Done {
+    let mut script = Script::default().desired("z", 1).facts(|facts| facts.meta.agent.allow_rollback = true);
+    let mut transition = Machine::boot(Boot {
+        settings: script::settings(),
         options: Options::default(),
-        state,
-        local: LocalFacts::default(),
+        state: disk.state.clone(),
+        local: disk.local(),
         seed: 7,
-        now: Stamp(1_790_000_000_000),
+        now,
     });
-    assert!(begun.next.done().is_some() || !begun.effects.is_empty());
+    // A day of looking once a second at what never gets healthy.
+    for _ in 0..100_000 {
+        if let Some(done) = transition.next.done() {
+            return done.clone();
+        }
+        let answer = |effect: Effect| {
+            now = if let Op::WaitUntil(wait) = &effect.op { wait.until.max(now) } else { now.plus_s(1) };
+            disk.done(&effect.op);
+            Input { now, answers: effect.id, event: script.answer(&effect.op) }
+        };
+        let inputs: Vec<Input> = transition.effects.into_iter().map(answer).collect();
+        transition = transition.next.steps(inputs);
+    }
+    panic!("it does not end: {:?}", transition.next.stage());
 }
 
 /// What a child wrote becomes one line without control characters, not too long, and without the secrets in it.

@@ -6,6 +6,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
 use super::*;
 use crate::effects::Sha;
 use crate::effects::report::Outcome;
@@ -405,6 +409,75 @@ fn names_that_climb_are_refused() {
         assert!(stage(&store, &sha(1), twice).is_err());
     }
     assert_eq!(files::names(&b.dir().join("releases")).unwrap(), Vec::<String>::new());
+}
+
+/// Parts of names, most of them such as somebody would try who wants out.
+const PARTS: &[&str] = &[
+    "a",
+    "a",
+    "b",
+    "A",
+    "compose.yaml",
+    "..",
+    ".",
+    "",
+    "/",
+    "a\\b",
+    "x\n",
+    "\u{202e}txt",
+    "~",
+    "%2e%2e",
+    "-rf",
+    " ",
+    "..a",
+    ".env",
+    ".ENV",
+    ".tmp-.env",
+    ".monky-deployd.yaml",
+    "current",
+    "next",
+    ".tmp-0",
+    "état",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_its_files_are_called_a_bundle_is_there_as_it_is_and_alone_or_not_at_all(
+        paths in vec(vec(select(PARTS), 1..4), 1..4)
+    ) {
+        let b = Box_::new();
+        let store = b.open();
+        stage(&store, &sha(9), FILES).unwrap();
+        let staged = format!("releases/{}/", sha(1));
+        // But for the release itself, and `next`, which points to it.
+        let others = || -> BTreeMap<String, String> {
+            let not_it = |path: &str| !path.starts_with(staged.trim_end_matches('/')) && path != "next";
+            b.tree().into_iter().filter(|(path, _)| not_it(path)).collect()
+        };
+        let before = (others(), files::names(b.root.path()).unwrap());
+        let files: Vec<(String, Vec<u8>)> =
+            paths.iter().enumerate().map(|(n, parts)| (parts.join("/"), n.to_string().into_bytes())).collect();
+        let lent: Vec<(&str, &[u8])> = files.iter().map(|(path, content)| (path.as_str(), content.as_slice())).collect();
+        let done = stage(&store, &sha(1), &lent);
+        prop_assert_eq!((others(), files::names(b.root.path()).unwrap()), before);
+        let mut found: Vec<String> =
+            b.tree().into_keys().filter_map(|path| path.strip_prefix(&staged).map(str::to_owned)).collect();
+        found.retain(|path| b.dir().join(&staged).join(path).is_file());
+        let mut expected: Vec<&str> = match done {
+            Ok(()) => lent.iter().map(|(path, _)| *path).chain([".env", ".monky-deployd.yaml"]).collect(),
+            Err(_) => Vec::new(),
+        };
+        found.sort();
+        expected.sort_unstable();
+        prop_assert_eq!(&found, &expected);
+        for (path, content) in lent.iter().filter(|_| done.is_ok()) {
+            prop_assert_eq!(&fs::read(b.dir().join(&staged).join(path)).unwrap(), content);
+        }
+        let climbs = paths.iter().flatten().any(|part| matches!(*part, ".." | "" | "." | "/" | "a\\b" | "x\n"));
+        prop_assert!(!(climbs && done.is_ok()), "{paths:?}");
+    }
 }
 
 #[test]
