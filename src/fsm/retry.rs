@@ -13,7 +13,7 @@ const LONGEST_MS: i64 = 15 * 60_000;
 pub const LEASES_AN_HOUR: usize = 5;
 /// The hour that leases count in, in seconds.
 const LEASE_HOUR_S: i64 = 3600;
-/// How long to leave tenancy alone when it rate-limits without saying for how long, in seconds.
+/// How long at least to leave tenancy alone when it rate-limits without saying for how long, in seconds.
 const SILENT_LIMIT_S: i64 = 300;
 
 /// A number from a seed and a salt, the same for the same two (SplitMix64).
@@ -53,8 +53,12 @@ pub fn lease_free_at(leases: &[Stamp], not_before: Option<Stamp>, now: Stamp) ->
 /// The moment before which tenancy is not to be asked for a lease again after a 429: never before its
 /// `Retry-After`, and a little later on every box.
 pub fn after_rate_limit(now: Stamp, retry_after_s: Option<u32>, seed: u64) -> Stamp {
-    let asked_s = retry_after_s.map_or(SILENT_LIMIT_S, i64::from).clamp(1, LEASE_HOUR_S);
-    now.plus_s(asked_s).plus_ms(between(1, asked_s.saturating_mul(100), seed, 0x1ea5e))
+    let (asked_s, later_ms) = match retry_after_s.map(|s| i64::from(s).clamp(1, LEASE_HOUR_S)) {
+        Some(s) => (s, s.saturating_mul(100)),
+        // Over several ticks: timers of a fleet may fire in the same second.
+        None => (SILENT_LIMIT_S, SILENT_LIMIT_S.saturating_mul(1000)),
+    };
+    now.plus_s(asked_s).plus_ms(between(1, later_ms, seed, 0x1ea5e))
 }
 
 /// Times that an agent with the right clock cannot have written: what lies ahead is pulled to now.
@@ -147,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_wait_is_what_was_asked_for_and_up_to_a_tenth_more_and_both_end_at_an_hour() {
+    fn a_lease_wait_is_what_was_asked_for_and_up_to_a_tenth_more_or_five_to_ten_minutes() {
         let asked: Vec<Option<u32>> = (0..32).map(|bit| Some(u32::MAX >> bit)).chain([None, Some(0)]).collect();
         for retry_after_s in asked.into_iter().chain((1..4000).step_by(7).map(Some)) {
             let asked_ms = retry_after_s.map_or(300, i64::from).min(3600) * 1000;
             for seed in 0..100 {
                 let wait_ms = after_rate_limit(Stamp(0), retry_after_s, mix(seed, 1)).since_ms(Stamp(0));
                 // At least a millisecond later than was asked for. No wait at all counts as one of a second.
-                let longest_ms = asked_ms.max(1000) * 11 / 10;
+                let longest_ms = retry_after_s.map_or(600_000, |_| asked_ms.max(1000) * 11 / 10);
                 assert!(wait_ms > asked_ms && wait_ms <= longest_ms, "{retry_after_s:?}: {wait_ms}");
             }
         }
@@ -166,12 +170,17 @@ mod tests {
     /// How many come back in each second of six hours, if the n-th wait of a box is this one. A box comes the moment that
     /// it is over: what a try takes, and the minute of its timer, are left out.
     fn arrivals(wait_ms: impl Fn(u64, u32) -> i64) -> Vec<u32> {
+        arrivals_at(|_, ends_ms| ends_ms, wait_ms)
+    }
+
+    /// The same, but a box comes only at a moment that follows from the end of its wait.
+    fn arrivals_at(comes_ms: impl Fn(u64, i64) -> i64, wait_ms: impl Fn(u64, u32) -> i64) -> Vec<u32> {
         let mut seconds = vec![0; 6 * 3600];
         for number in 0..BOXES {
             let (mut at_ms, mut n) = (0_i64, 0);
             loop {
                 n += 1;
-                at_ms += wait_ms(number, n);
+                at_ms = comes_ms(number, at_ms + wait_ms(number, n));
                 let Some(second) = usize::try_from(at_ms / 1000).ok().and_then(|at| seconds.get_mut(at)) else { break };
                 *second += 1;
             }
@@ -202,6 +211,23 @@ mod tests {
             let (fullest_second, _) = fullest(&arrivals(|_, n| wait(n, mix(0, n.into()))));
             assert!(fullest_second >= 900, "{what}: {fullest_second}");
         }
+    }
+
+    #[test]
+    fn boxes_whose_timers_fire_together_are_spread_over_minutes_by_a_rate_limit_that_does_not_say_for_how_long() {
+        // Each timer fires once a minute, all within five seconds. A tick before the wait is over asks for nothing.
+        let tick_ms = |number: u64, ends_ms: i64| {
+            let offset_ms = (number % 5) as i64 * 1000;
+            (ends_ms - offset_ms + 59_999).div_euclid(60_000) * 60_000 + offset_ms
+        };
+        let fullest_of = |seed: fn(u64, u32) -> u64| {
+            let wait_ms = |number, n| after_rate_limit(Stamp(0), None, seed(number, n)).since_ms(Stamp(0));
+            fullest(&arrivals_at(tick_ms, wait_ms)).0
+        };
+        // A thousand boxes that come every 7.5 minutes are 133 a minute, and those come in five seconds.
+        let (spread, together) = (fullest_of(|number, n| mix(number, n.into())), fullest_of(|_, n| mix(0, n.into())));
+        assert!(spread < 60, "{spread}");
+        assert_eq!(together, 200, "all that fire in that second");
     }
 
     #[test]
