@@ -1805,7 +1805,7 @@ fn health_and_rollback() -> Vec<Scenario> {
                 let report = t.report().unwrap();
                 assert_eq!(report.code, Some(Code::UpFailed));
                 let words = "compose up: dependency failed to start: container monky-env-qa-02-web-1 is unhealthy; \
-                             web's check exited with 1: no route to the database -> ";
+                             then web: unhealthy; web's check exited with 1: no route to the database -> ";
                 assert!(report.detail.as_deref().is_some_and(|detail| detail.starts_with(words)), "{report:?}");
             },
         ),
@@ -1815,7 +1815,11 @@ fn health_and_rollback() -> Vec<Scenario> {
             Script::default().next(fails(5)).next(gives_up()).times(20, &fails(5)),
             |t| {
                 failed_with(t, Code::UpFailed);
-                assert!(t.done.detail.contains("is unhealthy; no time is left of the 2 s"), "{}", t.done.detail);
+                assert!(
+                    t.done.detail.contains("is unhealthy; not well: 2 s are over; web's check exited"),
+                    "{}",
+                    t.done.detail
+                );
                 assert_eq!(t.count(OpName::Up), 1);
             },
         ),
@@ -1831,6 +1835,90 @@ fn health_and_rollback() -> Vec<Scenario> {
                 .next(came_up())
                 .next(look(&[fine("db"), fine("web")])),
             applied_b,
+        ),
+        scenario(
+            "what_the_first_up_started_and_ended_badly_in_the_wait_fails_though_a_second_up_would_start_it_again",
+            rolls_back(running_a()),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5), fine("web")]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5), containers::Container { started_at: "t1".to_owned(), ..fine("web") }]))
+                .next(look(&[
+                    fine("db"),
+                    containers::Container {
+                        started_at: "t1".to_owned(),
+                        ..named("web", ContainerState::Exited, Health::Unhealthy, 0)
+                    },
+                ]))
+                .next(came_up()),
+            |t| {
+                assert_eq!(t.done.word, "rolled_back");
+                let detail = t.report().and_then(|report| report.detail.clone()).unwrap();
+                assert!(detail.contains("db-1 is unhealthy; then web: exited with 1 -> "), "{detail}");
+                let up = |op: &Op| if let Op::Up(up) = op { Some(up.sha.clone()) } else { None };
+                assert_eq!(t.ops.iter().filter_map(up).collect::<Vec<_>>(), [sha("b"), sha("a")]);
+            },
+        ),
+        scenario(
+            "a_job_that_failed_in_the_wait_is_not_run_a_second_time",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5)]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5), named("web", ContainerState::Exited, Health::Unhealthy, 0)])),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (1, 0));
+                assert!(t.done.detail.contains("then web: exited with 1"), "{}", t.done.detail);
+            },
+        ),
+        scenario(
+            "what_ends_in_the_wait_for_it_is_told_as_ended",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5)]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5)]))
+                .next(look(&[named("db", ContainerState::Exited, Health::Unhealthy, 5)])),
+            |t| {
+                failed_with(t, Code::UpFailed);
+                assert!(t.done.detail.contains("db-1 is unhealthy; then db: exited with 1 -> "), "{}", t.done.detail);
+            },
+        ),
+        scenario(
+            "what_is_paused_in_the_wait_is_waited_for",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5)]))
+                .next(gives_up_for_db())
+                .next(look(&[sick_db(5)]))
+                .next(look(&[named("db", ContainerState::Paused, Health::Unhealthy, 5)]))
+                .next(look(&[fine("db")]))
+                .next(came_up())
+                .next(look(&[fine("db"), fine("web")])),
+            applied_b,
+        ),
+        scenario(
+            "a_name_that_hides_a_secret_stands_for_all_that_was_unhealthy_before",
+            running_a(),
+            Script::default()
+                .next(web_and_db())
+                .next(look(&[sick_db(5)]))
+                .next(Event::CameUp(Err(refused_run(
+                    "dependency failed to start: container [secret:DB USER]-env-qa-02-db-1 is unhealthy",
+                ))))
+                .next(look(&[sick_db(5)]))
+                .next(look(&[fine("db")]))
+                .next(came_up())
+                .next(look(&[fine("db"), fine("web")])),
+            |t| {
+                applied_b(t);
+                assert_eq!((t.count(OpName::Up), t.count(OpName::WaitUntil)), (2, 1));
+            },
         ),
         scenario(
             "only_the_container_that_compose_names_is_waited_for",
@@ -1860,7 +1948,7 @@ fn health_and_rollback() -> Vec<Scenario> {
             },
         ),
         scenario(
-            "a_container_that_compose_names_and_that_is_not_there_is_not_waited_for",
+            "what_was_unhealthy_before_and_is_none_of_the_releases_is_not_waited_for",
             running_a(),
             Script::default().next(look(&[sick_db(5)])).next(gives_up()).next(look(&[sick_db(5)])),
             |t| {

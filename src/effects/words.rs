@@ -53,11 +53,11 @@ pub fn says_disk_full(words: &str) -> bool {
     ["no space left on device", "disk quota exceeded", "not enough space", "enospc"].iter().any(|w| words.contains(w))
 }
 
-/// The container that Compose gave up on a service for, because the service waits for it and it is unhealthy: its name.
+/// The container that Compose gave up on a service for, because the service waits for it and it is unhealthy: its name, in
+/// which a secret may have been hidden.
 pub fn unhealthy_dependency(words: &str) -> Option<&str> {
     let (_, container) = words.split_once("dependency failed to start: container ")?;
-    let (name, _) = container.split_once(" is unhealthy")?;
-    (!name.contains(' ')).then_some(name)
+    container.split(" | ").next()?.strip_suffix(" is unhealthy")
 }
 
 /// The variables that Compose warns of as not set (it goes on with an empty text), in order, each once.
@@ -375,6 +375,8 @@ mod tests {
         let named = unhealthy_dependency;
         assert_eq!(named("dependency failed to start: container p-db-1 is unhealthy"), Some("p-db-1"));
         assert_eq!(named("a | dependency failed to start: container p-db-1 is unhealthy | b"), Some("p-db-1"));
+        let hidden = "dependency failed to start: container [secret:registry credential]-db-1 is unhealthy";
+        assert_eq!(named(hidden), Some("[secret:registry credential]-db-1"));
         assert_eq!(named("dependency failed to start: container p-db-1 exited (1)"), None);
         assert_eq!(named("dependency failed to start: container p-db-1 exited (1) | q is unhealthy"), None);
         assert_eq!(named("container p-db-1 is unhealthy"), None);

@@ -13,7 +13,7 @@ use crate::effects::model::Service;
 use crate::effects::{Stamp, by_service};
 
 /// How a container was at an earlier look.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// Its `StartedAt`, in Docker's words.
     pub started_at: String,
@@ -24,6 +24,9 @@ pub struct Seen {
     /// If it was unhealthy before `up` and nothing else since: how often in a row its check had failed at the first look.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwell: Option<u64>,
+    /// It did not run well before `up`, and `up` has not touched it since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub was_bad: bool,
 }
 
 /// The earlier looks, by container id.
@@ -78,6 +81,7 @@ pub fn before_up(containers: &[Container]) -> Baseline {
         restart_count: c.restart_count,
         since: None,
         unwell: streak(c),
+        was_bad: c.state != ContainerState::Running || c.health == Some(Health::Unhealthy),
     };
     containers.iter().map(|c| (c.id.clone(), seen(c))).collect()
 }
@@ -113,31 +117,35 @@ pub fn was_unwell(baseline: &Baseline) -> bool {
     baseline.values().any(|seen| seen.unwell.is_some())
 }
 
-/// What has become of a container that was unhealthy before `up`, and that another service waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
-    /// It is unhealthy no more.
-    Well,
-    /// It may get well by itself.
-    Unwell,
-    /// It was not unhealthy before, ended, or its check has failed as often again.
-    Failing,
+/// Whether the others may go on with it that waited for it to be healthy.
+pub fn is_well(c: &Container) -> bool {
+    c.state == ContainerState::Running && c.health != Some(Health::Unhealthy)
 }
 
-/// Looks at a container that `up` gave up for, and remembers it in `baseline`: it has been unhealthy from before only once.
-pub fn course(c: &Container, baseline: &mut Baseline, first_look: bool) -> Course {
-    let before = |seen: &&mut Seen| seen.unwell.is_some() && seen.started_at == c.started_at;
-    let Some(seen) = baseline.get_mut(&c.id).filter(before).filter(|_| c.state == ContainerState::Running) else {
-        return Course::Failing;
-    };
-    if c.health != Some(Health::Unhealthy) {
-        seen.unwell = None;
-        return Course::Well;
+/// Whether `up` started it; what Docker started again by itself has one restart more.
+fn is_started(c: &Container, seen: &Seen) -> bool {
+    c.started_at != seen.started_at && c.restart_count <= seen.restart_count
+}
+
+/// What has failed at a look between two `up`s of a release. What did not run well before and waits for the second is not
+/// the release's, unless `waited_for` (ids) itself.
+pub fn failing_between<'a>(
+    services: &'a BTreeMap<String, Service>,
+    containers: &'a [Container],
+    baseline: &mut Baseline,
+    now: Stamp,
+    stable_s: u64,
+    waited_for: &[String],
+) -> Vec<Found<'a>> {
+    for c in containers {
+        if let Some(seen) = baseline.get_mut(&c.id).filter(|seen| is_started(c, seen)) {
+            seen.was_bad = false;
+        }
     }
-    if first_look {
-        seen.unwell = streak(c);
-    }
-    if may_recover(c, seen) { Course::Unwell } else { Course::Failing }
+    let Verdict::Failing(mut failing) = judge(services, containers, baseline, now, stable_s) else { return Vec::new() };
+    let was_bad = |id: &str| baseline.get(id).is_some_and(|seen| seen.was_bad);
+    failing.retain(|found| found.id.is_none_or(|id| !was_bad(id) || waited_for.iter().any(|one| one == id)));
+    failing
 }
 
 fn judge_one(c: &Container, seen: &Seen, now: Stamp, stable_s: u64) -> Fine {
@@ -201,7 +209,7 @@ pub fn judge<'a>(
             let seen = match baseline.get_mut(&c.id) {
                 Some(seen) => seen,
                 None => {
-                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, since: None, unwell: None };
+                    let fresh = Seen { started_at: c.started_at.clone(), restart_count: 0, ..Seen::default() };
                     baseline.entry(c.id.clone()).or_insert(fresh)
                 }
             };
@@ -213,7 +221,9 @@ pub fn judge<'a>(
                 let first_look = seen.since.is_none() && c.state == ContainerState::Running;
                 if first_look {
                     // What `up` started again begins anew.
-                    seen.unwell = streak(c).filter(|_| seen.unwell.is_some() && seen.started_at == c.started_at);
+                    let before = seen.unwell.filter(|_| seen.started_at == c.started_at);
+                    // Fewer failures in a row than then: it was well in between.
+                    seen.unwell = streak(c).filter(|streak| before.is_some_and(|before| *streak >= before));
                     seen.started_at.clone_from(&c.started_at);
                     seen.since = Some(now);
                 } else if c.health != Some(Health::Unhealthy) {
@@ -341,7 +351,8 @@ mod tests {
         assert_eq!(verdicts(&sick(5), [sick(5), sick(6), well()]), ["waiting", "waiting", "healthy"]);
         assert_eq!(verdicts(&well(), [well()]), ["healthy"]);
         assert_eq!(verdicts(&well(), [sick(2)]), ["failing"]);
-        // What was fine in between has used it up.
+        // What was fine in between has used it up, also while `up` was at work.
+        assert_eq!(verdicts(&sick(5), [sick(4)]), ["failing"]);
         assert_eq!(verdicts(&sick(5), [sick(5), probed(Starting, 0), sick(2)]), ["waiting", "waiting", "failing"]);
         // Started again by `up`, another container, or a Docker that tells nothing of its checks.
         let again = |streak| Container { started_at: "later".to_owned(), ..sick(streak) };
@@ -353,24 +364,41 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_unhealthy_before_up_and_still_runs_may_get_well_and_only_once() {
-        use Course::{Failing, Unwell, Well};
+    fn between_two_ups_what_was_bad_before_and_is_not_touched_yet_does_not_count() {
+        use ContainerState::{Created, Dead, Exited, Restarting, Running};
         use Health::{Healthy, Unhealthy};
-        let sick = |streak| probed(Unhealthy, streak);
-        let course_of = |looks: &[Container]| -> Vec<Course> {
-            let mut baseline = before_up(&[sick(5)]);
-            looks.iter().enumerate().map(|(n, c)| course(c, &mut baseline, n == 0)).collect()
+        let services = BTreeMap::from([("a".to_owned(), Service { scale: 1, ..Service::default() })]);
+        let fails_as = |before: &[Container], looks: &[Container], waited_for: &[String]| -> Vec<bool> {
+            let mut baseline = before_up(before);
+            let fails = |now| !failing_between(&services, now, &mut baseline, Stamp(0), 10, waited_for).is_empty();
+            looks.iter().map(std::slice::from_ref).map(fails).collect()
         };
-        // Counted from the first look: until then `up` was at work.
-        assert_eq!(course_of(&[sick(7), sick(8), sick(9)]), [Unwell, Unwell, Failing]);
-        assert_eq!(course_of(&[sick(5), probed(Healthy, 0), sick(2)]), [Unwell, Well, Failing]);
-        assert_eq!(course_of(&[probed(Healthy, 0), sick(2)]), [Well, Failing]);
-        // Docker goes on to call unhealthy what has ended.
-        assert_eq!(course_of(&[Container { state: ContainerState::Exited, ..sick(5) }]), [Failing]);
-        assert_eq!(course_of(&[Container { id: "2".to_owned(), ..sick(5) }]), [Failing]);
-        assert_eq!(course_of(&[Container { started_at: "later".to_owned(), ..sick(5) }]), [Failing]);
-        let mut well_before = before_up(&[probed(Healthy, 0)]);
-        assert_eq!(course(&sick(2), &mut well_before, true), Failing);
+        let fails = |before: &Container, looks: &[Container]| fails_as(std::slice::from_ref(before), looks, &[]);
+        let sick = |streak| probed(Unhealthy, streak);
+        let exited = |at: &str| container(Exited, |c| (c.exit_code, c.started_at) = (1, at.to_owned()));
+        let runs =
+            |at: &str, restarts| container(Running, |c| (c.started_at, c.restart_count) = (at.to_owned(), restarts));
+        let loops = |at: &str, restarts| Container { state: Restarting, ..runs(at, restarts) };
+        for bad in [exited(""), container(Dead, |_| ()), container(Created, |c| c.error = said("no")), sick(5)] {
+            assert_eq!(fails(&bad, &[bad.clone(), bad.clone()]), [false, false], "{bad:?}");
+        }
+        assert_eq!(fails(&sick(5), &[sick(5), sick(9), sick(99)]), [false; 3]);
+        assert_eq!(fails(&loops("t1", 1), &[runs("t2", 2), loops("t2", 3), runs("t3", 4)]), [false; 3]);
+        // Started by `up`, or made by it, it counts from then on.
+        assert_eq!(fails(&exited("t1"), &[exited("t1"), runs("t2", 0), exited("t2")]), [false, false, true]);
+        assert_eq!(fails(&exited("t1"), &[exited("t2")]), [true]);
+        assert_eq!(fails(&loops("t1", 3), &[runs("t2", 0), runs("t3", 1)]), [false, true]);
+        assert_eq!(fails_as(&[], &[runs("t1", 0), exited("t1")], &[]), [false, true]);
+        // What ran well before counts.
+        assert_eq!(fails(&runs("t1", 0), &[runs("t1", 0), exited("t1")]), [false, true]);
+        assert_eq!(fails(&runs("t1", 0), &[loops("t1", 1)]), [true]);
+        assert_eq!(fails(&probed(Healthy, 0), &[sick(2)]), [true]);
+        // And so does what is waited for, from the first look on.
+        let waited_for = |looks: &[Container]| fails_as(&[sick(5)], looks, &["1".to_owned()]);
+        assert_eq!(waited_for(&[sick(7), sick(8), sick(9)]), [false, false, true]);
+        assert_eq!(waited_for(&[sick(4)]), [true], "it was well in between");
+        assert_eq!(waited_for(&[sick(5), probed(Healthy, 0), sick(2)]), [false, false, true]);
+        assert_eq!(waited_for(&[sick(5), Container { state: Exited, exit_code: 137, ..sick(5) }]), [false, true]);
     }
 
     #[test]

@@ -3,12 +3,15 @@
 //! Invariants: what is about to be promoted is durable first, so that a crash from here on is finished and not
 //! forgotten; nothing comes up without the proof that it was pulled.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::healthy::checks;
 use super::{Attempt, Healthy, PulledProof, Report, answer};
 use crate::effects::containers::Container;
 use crate::effects::failure::{Class, Code};
+use crate::effects::model::Service;
 use crate::effects::state::{Attempts, Goal, LastResult, Promotion};
 use crate::effects::words::unhealthy_dependency;
 use crate::effects::{self, Event, Inspect, OnUnhealthy, Promote, RunFault, SaveState, Stamp, StoreFault, WaitUntil};
@@ -17,7 +20,7 @@ use crate::fsm::event::Note;
 use crate::fsm::faults::{self, Failure};
 use crate::fsm::flow::Flow;
 use crate::fsm::machine::Transition;
-use crate::fsm::verdict::{self, Baseline, Course};
+use crate::fsm::verdict::{self, Baseline, Finding, Found};
 use crate::fsm::{StageName, retry};
 
 const PHASE: StageName = StageName::Up;
@@ -55,9 +58,29 @@ struct Unwell {
     failure: Failure,
     /// The name of the container that Compose gave up for.
     name: String,
+    /// The containers that are waited for, by id; none before the first look.
+    waited_for: Vec<String>,
     baseline: Baseline,
     until: Stamp,
     looks: u32,
+}
+
+impl Unwell {
+    /// What was unhealthy before and is to be waited for: what Compose named, or if its name was hidden as a secret all.
+    fn choose(&self, services: &BTreeMap<String, Service>, seen: &[Container]) -> Vec<String> {
+        let named: Vec<&Container> = seen.iter().filter(|c| c.name == self.name).collect();
+        let candidates = if named.is_empty() { seen.iter().collect() } else { named };
+        let was_unwell = |c: &&Container| self.baseline.get(&c.id).is_some_and(|seen| seen.unwell.is_some());
+        let waited_for = candidates.into_iter().filter(|c| services.contains_key(&c.service)).filter(was_unwell);
+        waited_for.map(|c| c.id.clone()).collect()
+    }
+
+    /// Compose's answer, and what followed it.
+    fn followed_by(&self, told: Vec<String>) -> Failure {
+        let Failure { code, phase, detail } = &self.failure;
+        let all: Vec<String> = std::iter::once(code.bare(detail)).chain(told).collect();
+        Failure::new(*code, *phase, all.join("; "))
+    }
 }
 
 impl Up {
@@ -224,7 +247,7 @@ impl Flow<Up> {
         let failure = faults::run(PHASE, "compose up", &fault, Code::UpFailed, Code::UpTimeout);
         match unhealthy {
             Some(name) if verdict::was_unwell(&baseline) => {
-                let unwell = Unwell { failure, name, baseline, until, looks: 0 };
+                let unwell = Unwell { failure, name, waited_for: Vec::new(), baseline, until, looks: 0 };
                 self.awaiting(Awaits::Look { unwell }).then(Inspect {})
             }
             Some(_) | None => self.fail(failure, Vec::new()),
@@ -240,35 +263,49 @@ impl Flow<Up> {
                 return self.fail(faults::run(PHASE, "docker inspect", &fault, code, code), Vec::new());
             }
         };
-        let now = self.core().now;
-        let Some(waited_for) = seen.iter().find(|c| c.name == unwell.name) else {
-            return self.fail(unwell.failure, seen);
-        };
-        let course = verdict::course(waited_for, &mut unwell.baseline, unwell.looks == 0);
-        let late = now >= unwell.until;
-        match course {
-            // What ran before counts for this `up` too.
-            Course::Well if !late => self.up(unwell.baseline, unwell.until),
-            Course::Unwell if !late => {
-                let next = now.plus_ms(retry::look_again_ms(unwell.looks)).min(unwell.until);
-                if unwell.looks == 0 {
-                    let said = unwell.failure.code.bare(&unwell.failure.detail);
-                    self.note(Note::info(format!("{said}; it was unhealthy before: waiting for it")));
-                }
-                unwell.looks = unwell.looks.saturating_add(1);
-                let reason = format!("{}, unhealthy from before: another service waits for it", unwell.name);
-                self.awaiting(Awaits::NextLook { unwell }).then(WaitUntil { until: next, reason })
-            }
-            Course::Well | Course::Unwell | Course::Failing => {
-                let Failure { code, phase, detail } = unwell.failure;
-                let mut told = vec![code.bare(&detail).to_owned()];
-                if late {
-                    told.push(format!("no time is left of the {} s", self.stage.goal.healthy_timeout_s));
-                }
-                told.extend(checks(&[&waited_for.id], &seen));
-                self.fail(Failure::new(code, phase, told.join("; ")), seen)
+        let (now, stable_s) = (self.core().now, self.core().settings.stable_s);
+        let Goal { services, healthy_timeout_s, .. } = &*self.stage.goal;
+        if unwell.looks == 0 {
+            unwell.waited_for = unwell.choose(services, &seen);
+            if unwell.waited_for.is_empty() {
+                // It fell ill under this release, or is made anew by it.
+                let named: Vec<&str> = seen.iter().filter(|c| c.name == unwell.name).map(|c| c.id.as_str()).collect();
+                let failure = unwell.followed_by(checks(&named, &seen));
+                return self.fail(failure, seen);
             }
         }
+        let Unwell { waited_for, baseline, .. } = &mut unwell;
+        let failing = verdict::failing_between(services, &seen, baseline, now, stable_s, waited_for);
+        if !failing.is_empty() {
+            let failing: Vec<Finding> = failing.into_iter().map(Found::keep).collect();
+            let mut told: Vec<String> =
+                failing.iter().map(|one| format!("then {}: {}", one.service, one.why)).collect();
+            let ids: Vec<&str> = failing.iter().filter_map(|one| one.id.as_deref()).collect();
+            told.extend(checks(&ids, &seen));
+            return self.fail(unwell.followed_by(told), seen);
+        }
+        // One that is gone is made anew by the next `up`.
+        let is_well = |id: &String| seen.iter().find(|c| c.id == *id).is_none_or(verdict::is_well);
+        let well = unwell.waited_for.iter().all(is_well);
+        if now >= unwell.until {
+            let what = if well { "well too late" } else { "not well" };
+            let mut told = vec![format!("{what}: {healthy_timeout_s} s are over")];
+            let ids: Vec<&str> = unwell.waited_for.iter().map(String::as_str).collect();
+            told.extend(checks(&ids, &seen));
+            return self.fail(unwell.followed_by(told), seen);
+        }
+        if well {
+            // It begins anew: what `up` starts a second time, as a one-shot that has ended, is no restart.
+            return self.up(verdict::before_up(&seen), unwell.until);
+        }
+        let next = now.plus_ms(retry::look_again_ms(unwell.looks)).min(unwell.until);
+        if unwell.looks == 0 {
+            let said = unwell.failure.code.bare(&unwell.failure.detail);
+            self.note(Note::info(format!("{said}; it was unhealthy before: waiting for it")));
+        }
+        unwell.looks = unwell.looks.saturating_add(1);
+        let reason = format!("{}, unhealthy from before: another service waits for it", unwell.name);
+        self.awaiting(Awaits::NextLook { unwell }).then(WaitUntil { until: next, reason })
     }
 
     /// Nothing that runs was touched yet: there is nothing to roll back.
