@@ -343,6 +343,39 @@ fn a_disk_without_room_for_the_state_itself_keeps_the_old_one_and_is_told_to_ten
     applied(&stand);
 }
 
+#[test]
+fn a_disk_with_too_little_room_to_keep_a_grant_asks_for_no_lease_and_is_told_to_tenancy() {
+    if !root() {
+        return;
+    }
+    let stand = new_box();
+    let state_dir = stand.config.state_dir.clone();
+    fs::create_dir(&state_dir).unwrap();
+    let _disk = Mounted::mount(&["-t", "tmpfs", "-o", "size=600k,mode=0700", "none"], &state_dir);
+    applied(&stand);
+    fs::remove_file(state_dir.join("token.json")).unwrap();
+    fs::remove_file(state_dir.join("grant.json")).unwrap();
+    // Room for the state, but not for all that a tick has to keep.
+    let filler = state_dir.join("recordings/filler");
+    fill(&filler).unwrap_err();
+    let file = File::options().write(true).open(&filler).unwrap();
+    file.set_len(file.metadata().unwrap().len() - (36 << 10)).unwrap();
+    stand.desire(2, "web:2.0", &[]);
+    let leases = || stand.tenancy.requests().iter().filter(|request| request.path.ends_with("/leases")).count();
+    let before = leases();
+    for _ in 0..3 {
+        let ran = start(&stand, &["tick", "--force"]).ended();
+        assert!(ran.status == 1 && ran.stdout.ends_with("DISK_FULL\n"), "{ran:?}");
+    }
+    assert_eq!(leases(), before);
+    let (_, told) = stand.tenancy.checkins().pop().unwrap();
+    assert!(told["last_error"].as_str().unwrap().starts_with("DISK_FULL"), "{told}");
+    fs::remove_file(filler).unwrap();
+    let ran = start(&stand, &["tick", "--force"]).ended();
+    assert!(ran.stdout.starts_with("applied "), "{ran:?}");
+    assert_eq!(leases(), before + 1);
+}
+
 /// Writes until there is no room.
 fn fill(path: &Path) -> std::io::Result<()> {
     use std::io::Write as _;

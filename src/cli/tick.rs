@@ -151,7 +151,8 @@ impl Watch for Traced<'_> {
 fn write(file: &Path, text: &str) {
     let put = || -> io::Result<()> {
         let nonblock = OFlags::NONBLOCK.bits().cast_signed();
-        let mut open = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(nonblock).open(file)?;
+        let mut open =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).custom_flags(nonblock).open(file)?;
         let found = open.metadata()?.file_type();
         if !(found.is_file() || found.is_char_device() || file.starts_with("/dev")) {
             return Err(plain::refusal(found));

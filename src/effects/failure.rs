@@ -60,7 +60,7 @@ codes! {
     }
     Failed {
         ComposeTooOld = "COMPOSE_TOO_OLD", "install the Docker Compose plugin 2.21 or newer on this box";
-        ComposeInvalid = "COMPOSE_INVALID", "mend compose.yaml as the detail says; `docker compose config` shows it";
+        ComposeInvalid = "COMPOSE_INVALID", "mend compose.yaml as the detail says; `docker compose config --no-interpolate` beside it shows it, without values";
         LeaseDenied = "LEASE_DENIED", "allow this box to lease for its environment in tenancy";
         LegacyLease = "LEGACY_LEASE", "tenancy issues approle leases, the retired scheme: switch the environment to jwt grants";
         GrantRejected = "GRANT_REJECTED", "OpenBao does not accept the grant: look at the role, audience, issuer, key and clock; an old grant needs a new one (`bootstrap`)";

@@ -95,7 +95,7 @@ edges! {
     Checkin -> Bundle: "another bundle is desired, or the same again";
     Checkin -> Token: "nothing to deploy, but the token needs care";
     Checkin -> Up: "an apply was interrupted after promotion";
-    Checkin -> Report: "nothing to do, held, too early, or no answer";
+    Checkin -> Report: "nothing to do, held, too early, no room, or no answer";
     Bundle -> Token: "accepted";
     Bundle -> Report: "refused, or it could not be had";
     Token -> Secrets: "a token works";

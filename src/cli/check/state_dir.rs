@@ -202,14 +202,15 @@ fn directory(dir: &Path, found: &Found, owner: Option<&str>) -> Line {
     let shown = dir.display();
     let fact = "state_dir";
     let Found { owner: uid, asks, mode, misfits, strangers, harmless, open, shut, ajar, read_only, trouble } = found;
-    let name = owner.map_or_else(|| format!("'#{uid}'"), str::to_owned);
+    let name = owner.map_or_else(|| uid.to_string(), str::to_owned);
+    let for_sudo = owner.map_or_else(|| format!("'#{uid}'"), str::to_owned);
     if uid != asks {
         let what = format!("{shown} belongs to {name} (uid {uid}), and this is uid {asks}");
         let remedy = if *uid == 0 {
             // Nobody runs the agent as root on purpose.
             format!("give it back to the agent's user: sudo chown -hR monky-deployd: {shown}")
         } else {
-            format!("run it as that user: sudo -u {name} monky-deployd check")
+            format!("run it as that user: sudo -u {for_sudo} monky-deployd check")
         };
         return Line::failure(fact, what, &remedy);
     }
@@ -438,6 +439,9 @@ mod tests {
         );
         let nameless = directory(Path::new("state"), &Found { asks: 0, ..found() }, None);
         assert!(nameless.remedy.unwrap().contains("sudo -u '#7' "));
+        let strange = Found { strangers: vec!["lock".to_owned()], ..found() };
+        let nameless = directory(Path::new("state"), &strange, None);
+        assert_eq!(nameless.remedy.unwrap(), "sudo chown -hR 7: state", "chown knows no #");
     }
 
     #[test]

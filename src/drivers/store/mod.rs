@@ -60,7 +60,7 @@ pub enum StoreError {
         by: Option<u32>,
     },
     /// The system said no.
-    #[error("{0}; look at the owner, mode and mount of the state directory")]
+    #[error("{0} -> look at the owner, mode and mount of the state directory")]
     System(#[from] Fail),
 }
 
@@ -211,9 +211,19 @@ pub fn set_aside(dir: &Path) -> Vec<(PathBuf, &'static str)> {
     all
 }
 
-/// No space is left on the disk of a directory.
+/// Room for a token, a grant, a report, and the small files of a release.
+const ROOM: u64 = 64 << 10;
+/// So many new files a tick writes at least.
+const ROOM_FILES: u64 = 8;
+
+/// No room is left where the state is kept for what a tick has to write down: then nothing is begun that it would forget.
 fn is_full(dir: &Path) -> bool {
-    rustix::fs::statvfs(dir).is_ok_and(|disk| disk.f_blocks > 0 && disk.f_bavail == 0)
+    // The state is written beside the old one, several times.
+    let needed = ROOM + 2 * fs::metadata(dir.join(STATE)).map_or(0, |state| state.len());
+    rustix::fs::statvfs(dir).is_ok_and(|disk| {
+        let bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+        (disk.f_blocks > 0 && bytes < needed) || (disk.f_files > 0 && disk.f_favail < ROOM_FILES)
+    })
 }
 
 impl Drop for Store {
@@ -616,10 +626,11 @@ fn read_state(bytes: &[u8]) -> Result<State, String> {
     }
     // First the format: a newer one is not even looked at.
     match json::<Format>(bytes)?.format {
+        None => Err("without a format, which every agent writes".to_owned()),
         Some(format) if format > u64::from(State::FORMAT) => {
             Err(format!("of format {format}, written by a newer agent (this one knows {})", State::FORMAT))
         }
-        _ => json(bytes).map(|state| State { format: State::FORMAT, ..state }),
+        Some(_) => json(bytes).map(|state| State { format: State::FORMAT, ..state }),
     }
 }
 

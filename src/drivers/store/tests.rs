@@ -286,7 +286,7 @@ fn corrupt_empty_and_future_state_is_set_aside_and_rebuilt() {
 fn state_of_an_older_agent_is_read() {
     let b = Box_::new();
     let store = b.open();
-    b.write("state.json", "{\"lease_not_before\": 3, \"a_field_that_is_gone\": true}");
+    b.write("state.json", "{\"format\": 0, \"lease_not_before\": 3, \"a_field_that_is_gone\": true}");
     let loaded = store.load_state(NOW).unwrap();
     assert_eq!(
         (loaded.state.lease_not_before, loaded.state.format, loaded.notes),

@@ -63,7 +63,7 @@ pub fn boot(boot: Boot) -> Transition {
         }),
         // What could not be written down is told all the same: a full disk hides itself.
         last_error: if core.local.disk_full {
-            let full = Failure::new(Code::DiskFull, StageName::Checkin, "no space is left where the state is kept");
+            let full = no_room();
             Some(full.code.before(&full.detail))
         } else {
             let newest = core.state.trouble.iter().chain(&core.state.last_error).max_by_key(|error| error.at);
@@ -74,6 +74,10 @@ pub fn boot(boot: Boot) -> Transition {
         compose_version: core.state.docker.as_ref().map(|docker| docker.compose.clone()),
     };
     Flow::begin(core, Checkin {}).then(request)
+}
+
+fn no_room() -> Failure {
+    Failure::new(Code::DiskFull, StageName::Checkin, "no space is left where the state is kept")
 }
 
 fn runs(state: &State, local: &LocalFacts, sha: &Sha) -> bool {
@@ -159,6 +163,10 @@ impl Flow<Checkin> {
         let attempt = Attempt { sha, number: tried.count.saturating_add(1), cause, since: core.began };
         // How far an interrupted apply got is not known, and here it is given up for another attempt.
         self.core_mut().state.in_doubt |= self.core().state.unfinished.is_some();
+        if self.core().local.disk_full {
+            // A lease whose grant cannot be kept would be one of the hour's five for nothing.
+            return Report::fail(self, no_room(), attempt);
+        }
         Bundle::fetch(self, attempt)
     }
 
