@@ -382,7 +382,7 @@ fn versions_are_asked_for_at_the_same_time() {
 fn every_call_is_made_with_exactly_these_arguments() {
     let id = "c".repeat(64);
     let script = Script::new(&format!(
-        "echo \"$*\" >>calls; [ \"$1\" = ps ] && echo {id}; [ \"$1\" = inspect ] && echo '[]'; exit 0"
+        "echo \"$*\" >>calls; case \"$*\" in *.Names*) echo 0123456789ab_shop-web-1;; ps*) echo {id};; rename*) exit 1;; esac; [ \"$1\" = inspect ] && echo '[]'; exit 0"
     ));
     let docker = script.docker();
     let sha = Sha::of(b"x");
@@ -408,9 +408,10 @@ fn every_call_is_made_with_exactly_these_arguments() {
             format!("{staged} config -q"),
             format!("{staged} --progress quiet pull"),
             format!(
-                "ps -a -q --no-trunc {project} --filter status=created --filter label=com.docker.compose.replace --filter name=^/?[0-9a-f]{{12}}_"
+                "ps -a --no-trunc {project} --filter status=created --filter label=com.docker.compose.replace --filter name=^/?[0-9a-f]{{12}}_ --format {{{{.Names}}}}"
             ),
-            format!("rm -f {id}"),
+            "rename 0123456789ab_shop-web-1 shop-web-1".to_owned(),
+            "rm -f 0123456789ab_shop-web-1".to_owned(),
             format!("{current} --progress quiet up -d --remove-orphans --no-build --pull never"),
             format!("ps -a -q --no-trunc {project} --filter label=com.docker.compose.oneoff=False"),
             format!("inspect --type container {id}"),
@@ -670,6 +671,24 @@ mod stand_in {
         assert_eq!(all[2].state, ContainerState::Restarting);
         assert!(all[2].restart_count > all[1].restart_count);
         assert_ne!(all[2].started_at, all[1].started_at);
+    }
+
+    #[test]
+    fn what_is_left_of_what_it_was_to_replace_gets_its_name() {
+        let this = Box::brought_up(Behaviour::Runs, "");
+        let mut made = String::new();
+        this.stand_in
+            .edit(|world| {
+                let left = &mut world.containers[0];
+                left.name = "0123456789ab_shop-web-1".into();
+                left.started_ms = None;
+                left.labels.insert("com.docker.compose.replace".into(), "shop-web-1".into());
+                made.clone_from(&left.id);
+            })
+            .unwrap();
+        docker_shared::up(&this.docker(), &Sha::of(b"x")).unwrap();
+        let all = this.docker().inspect(&NO_SECRET).unwrap();
+        assert_eq!(all.iter().map(|it| (&*it.name, &it.id)).collect::<Vec<_>>(), [("shop-web-1", &made)]);
     }
 
     #[test]

@@ -320,6 +320,7 @@ fn leftovers_of_an_interrupted_up_are_cleared_and_others_stay() {
                 label("service", "web"),
                 label("oneoff", "False"),
                 label("container-number", "1"),
+                label("config-hash", "x"),
                 label("replace", "x"),
             ];
             let mut args = vec!["create", "--pull", "never", "--name", name];
@@ -339,6 +340,41 @@ fn leftovers_of_an_interrupted_up_are_cleared_and_others_stay() {
         // It is another project's, so it is still there to be removed.
         assert!(agent.plain(&["ps", "-aq", "--no-trunc"]).contains(&other));
         agent.plain(&["rm", "-f", &other]);
+    });
+}
+
+#[test]
+fn what_is_left_of_what_it_was_to_replace_hands_its_anonymous_volumes_on() {
+    let Some(stack) = Stack::find() else { return };
+    Agent::each(&stack, "heir", |agent| {
+        let sha = agent.one_service(&stack.image("tool:1"), "    command: [sleep, '1000']\n    volumes: [/kept]\n");
+        pull(&agent.docker, &sha).unwrap();
+        up(&agent.docker, &sha).unwrap();
+        let old = agent.docker.inspect(&NO_SECRET).unwrap().remove(0).id;
+        agent.plain(&["exec", &old, "sh", "-c", "echo precious >/kept/file"]);
+        // As Compose leaves it when it is killed between the removal of the old one and the new one's name.
+        let project = agent.docker.project();
+        let tool = stack.image("tool:1");
+        let name = format!("{}_{project}-web-1", &old[..12]);
+        let label = |key: &str, value: &str| format!("--label=com.docker.compose.{key}={value}");
+        let labels = [
+            label("project", project),
+            label("service", "web"),
+            label("oneoff", "False"),
+            label("container-number", "1"),
+            label("config-hash", "x"),
+            label("replace", &format!("{project}-web-1")),
+        ];
+        let mut args = vec!["create", "--pull", "never", "--volumes-from", &old, "--name", &name];
+        args.extend(labels.iter().map(String::as_str));
+        args.extend([tool.as_str(), "sleep", "1000"]);
+        agent.plain(&args);
+        agent.plain(&["rm", "-f", &old]);
+        up(&agent.docker, &sha).unwrap();
+        let all = agent.docker.inspect(&NO_SECRET).unwrap();
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert_eq!(all[0].name, format!("{project}-web-1"));
+        assert_eq!(agent.plain(&["exec", &all[0].id, "cat", "/kept/file"]).trim(), "precious");
     });
 }
 

@@ -360,6 +360,7 @@ fn a_disk_with_too_little_room_to_keep_a_grant_asks_for_no_lease_and_is_told_to_
     fill(&filler).unwrap_err();
     let file = File::options().write(true).open(&filler).unwrap();
     file.set_len(file.metadata().unwrap().len() - (36 << 10)).unwrap();
+    drop(file);
     stand.desire(2, "web:2.0", &[]);
     let leases = || stand.tenancy.requests().iter().filter(|request| request.path.ends_with("/leases")).count();
     let before = leases();

@@ -477,6 +477,15 @@ fn checkin() -> Vec<Scenario> {
             |t| assert!(t.text.contains("\"last_error\":\"DISK_FULL: no space is left"), "{}", t.text),
         ),
         scenario(
+            "without_room_for_what_it_has_to_keep_nothing_is_begun",
+            change(running_a(), |boot| (boot.local.disk_full, boot.local.token) = (true, None)),
+            Script::default(),
+            |t| {
+                failed_with(t, Code::DiskFull);
+                assert_eq!((t.count(OpName::FetchBundle), t.count(OpName::AskLease)), (0, 0));
+            },
+        ),
+        scenario(
             "tenancy_out_of_reach_ends_75",
             running_a(),
             Script::default().next(Event::CheckedIn(Err(unreachable()))),

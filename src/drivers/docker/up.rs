@@ -34,23 +34,31 @@ impl Docker {
 
     fn up_once(&self, until: Instant, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
         let left = || until.saturating_duration_since(Instant::now());
-        self.clear_leftovers(left(), scrub)?;
+        self.settle_leftovers(left(), scrub)?;
         let verb = ["--progress", "quiet", "up", "-d", "--remove-orphans", "--no-build", "--pull", "never"];
         self.done(&Call::new(self.compose_args(Place::Current, &verb, scrub)?, left()), scrub)
     }
 
-    /// Removes what an interrupted `up` left: `<12 hex>_project-service-1`, made to replace another and never started.
-    /// Left there, the next `up` would go on with it, name and all. What has its proper name stays: it may be the only one
-    /// that still holds the anonymous volumes of what it replaced.
-    fn clear_leftovers(&self, deadline: Duration, scrub: &dyn Scrub) -> Result<(), RunFault> {
+    /// Settles what an interrupted `up` left: `<12 hex>_project-service-1`, made to replace another and never started.
+    /// Left there, the next `up` would go on with it, name and all. Where what it replaces is gone already it alone holds
+    /// that one's anonymous volumes, and gets the name; otherwise it is removed.
+    fn settle_leftovers(&self, deadline: Duration, scrub: &dyn Scrub) -> Result<(), RunFault> {
         let ours = format!("label=com.docker.compose.project={}", self.project());
         let replacing = "label=com.docker.compose.replace";
         let filters =
             ["--filter", &ours, "--filter", "status=created", "--filter", replacing, "--filter", NOT_YET_NAMED];
-        let ids = self.ids(&filters, deadline, scrub)?;
-        if !ids.is_empty() {
-            let args = ["rm", "-f"].into_iter().map(str::to_owned).chain(ids);
-            self.succeed(&Call::new(args, deadline), scrub)?;
+        let args = ["ps", "-a", "--no-trunc"].into_iter().chain(filters).chain(["--format", "{{.Names}}"]);
+        let names = self.succeed(&Call::new(args, deadline), scrub)?.stdout.text();
+        for name in names.lines() {
+            let Some((_, proper)) = name.split_once('_') else { continue };
+            match self.succeed(&Call::new(["rename", name, proper], deadline), scrub) {
+                Ok(_) => {}
+                // The name is taken.
+                Err(RunFault::Failed { .. }) => {
+                    self.succeed(&Call::new(["rm", "-f", name], deadline), scrub)?;
+                }
+                Err(fault) => return Err(fault),
+            }
         }
         Ok(())
     }

@@ -86,6 +86,8 @@ enum Call<'a> {
     Up { common: Common, remove_orphans: bool },
     Ps(Vec<&'a str>),
     Origins(Vec<&'a str>),
+    Names(Vec<&'a str>),
+    Rename { from: &'a str, to: &'a str },
     DataRoot,
     Rm(Vec<&'a str>),
     Inspect(Vec<&'a str>),
@@ -101,7 +103,11 @@ impl<'a> Call<'a> {
             ["compose", rest @ ..] => Call::parse_compose(rest),
             ["info", "--format", "{{.DockerRootDir}}"] => Ok(Call::DataRoot),
             ["ps", "-a", "--no-trunc", "--filter", filter, "--format", ORIGIN] => Ok(Call::Origins(vec![filter])),
+            ["ps", "-a", "--no-trunc", filters @ .., "--format", "{{.Names}}"] => {
+                Ok(Call::Names(filters.iter().copied().filter(|word| *word != "--filter").collect()))
+            }
             ["ps", rest @ ..] => Call::parse_ps(rest),
+            ["rename", from, to] => Ok(Call::Rename { from, to }),
             ["rm", "-f", ids @ ..] if !ids.is_empty() => Ok(Call::Rm(ids.to_vec())),
             ["inspect", "--type", "container", ids @ ..] if !ids.is_empty() => Ok(Call::Inspect(ids.to_vec())),
             ["logs", "--tail", tail, "--timestamps=false", id] => {
@@ -163,7 +169,8 @@ impl<'a> Call<'a> {
             Call::Config { .. } => "config",
             Call::Pull(_) => "pull",
             Call::Up { .. } => "up",
-            Call::Ps(_) | Call::Origins(_) => "ps",
+            Call::Ps(_) | Call::Origins(_) | Call::Names(_) => "ps",
+            Call::Rename { .. } => "rename",
             Call::DataRoot => "info",
             Call::Rm(_) => "rm",
             Call::Inspect(_) => "inspect",
@@ -196,6 +203,8 @@ impl<'a> Call<'a> {
             Call::Origins(filters) => {
                 ps(world, &filters, |it| format!("{}\t{}", it.name, it.label("com.docker.compose.project.working_dir")))
             }
+            Call::Names(filters) => ps(world, &filters, |it| it.name.clone()),
+            Call::Rename { from, to } => rename(world, from, to),
             // The engine is elsewhere: this machine has no such folder.
             Call::DataRoot => ok("/nowhere/docker\n"),
             Call::Rm(ids) => rm(world, &ids),
@@ -465,7 +474,7 @@ fn is_not_yet_named(name: &str) -> bool {
 fn each(world: &mut World, ids: &[&str], status: u8, mut then: impl FnMut(&mut World, usize) -> String) -> Ended {
     let mut ended = Ended::default();
     for id in ids {
-        match world.containers.iter().position(|it| it.id.starts_with(id)) {
+        match world.containers.iter().position(|it| it.id.starts_with(id) || it.name == *id) {
             Some(at) => ended.stdout.push_str(&then(world, at)),
             None => {
                 ended.status = status;
@@ -474,6 +483,22 @@ fn each(world: &mut World, ids: &[&str], status: u8, mut then: impl FnMut(&mut W
         }
     }
     ended
+}
+
+fn rename(world: &mut World, from: &str, to: &str) -> Ended {
+    if let Some(other) = world.containers.iter().find(|it| it.name == to) {
+        let id = &other.id;
+        let words = format!(
+            "Error response from daemon: Error when allocating new name: Conflict. The container name \"/{to}\" is already in use by container \"{id}\".\n"
+        );
+        return Ended { status: 1, stderr: words, ..Ended::default() };
+    }
+    each(world, &[from], 1, |world, at| {
+        if let Some(it) = world.containers.get_mut(at) {
+            to.clone_into(&mut it.name);
+        }
+        String::new()
+    })
 }
 
 fn rm(world: &mut World, ids: &[&str]) -> Ended {
