@@ -305,6 +305,24 @@ fn a_port_that_is_taken_is_told_and_the_next_up_recovers() {
     });
 }
 
+/// A container as a killed Compose leaves it, made to replace the `web` of a project: its id.
+fn left_behind(agent: &Agent, image: &str, project: &str, name: &str, more: &[&str]) -> String {
+    let label = |key: &str, value: &str| format!("--label=com.docker.compose.{key}={value}");
+    let labels = [
+        label("project", project),
+        label("service", "web"),
+        label("oneoff", "False"),
+        label("container-number", "1"),
+        label("config-hash", "x"),
+        label("replace", &format!("{project}-web-1")),
+    ];
+    let mut args = vec!["create", "--pull", "never", "--name", name];
+    args.extend(more);
+    args.extend(labels.iter().map(String::as_str));
+    args.extend([image, "sleep", "1000"]);
+    agent.plain(&args)
+}
+
 #[test]
 fn leftovers_of_an_interrupted_up_are_cleared_and_others_stay() {
     let Some(stack) = Stack::find() else { return };
@@ -312,22 +330,7 @@ fn leftovers_of_an_interrupted_up_are_cleared_and_others_stay() {
         let sha = agent.one_service(&stack.image("tool:1"), "    command: [sleep, '1000']\n");
         pull(&agent.docker, &sha).unwrap();
         let project = agent.docker.project();
-        let label = |key: &str, value: &str| format!("--label=com.docker.compose.{key}={value}");
-        let create = |name: &str, project: &str| {
-            let tool = stack.image("tool:1");
-            let labels = [
-                label("project", project),
-                label("service", "web"),
-                label("oneoff", "False"),
-                label("container-number", "1"),
-                label("config-hash", "x"),
-                label("replace", "x"),
-            ];
-            let mut args = vec!["create", "--pull", "never", "--name", name];
-            args.extend(labels.iter().map(String::as_str));
-            args.extend([tool.as_str(), "sleep", "1000"]);
-            agent.plain(&args)
-        };
+        let create = |name: &str, project: &str| left_behind(agent, &stack.image("tool:1"), project, name, &[]);
         create(&format!("0123456789ab_{project}-web-1"), project);
         let other = create(&format!("0123456789ab_{project}-other-web-1"), &format!("{project}-other"));
         up(&agent.docker, &sha).unwrap();
@@ -352,23 +355,16 @@ fn what_is_left_of_what_it_was_to_replace_hands_its_anonymous_volumes_on() {
         up(&agent.docker, &sha).unwrap();
         let old = agent.docker.inspect(&NO_SECRET).unwrap().remove(0).id;
         agent.plain(&["exec", &old, "sh", "-c", "echo precious >/kept/file"]);
-        // As Compose leaves it when it is killed between the removal of the old one and the new one's name.
         let project = agent.docker.project();
-        let tool = stack.image("tool:1");
         let name = format!("{}_{project}-web-1", &old[..12]);
-        let label = |key: &str, value: &str| format!("--label=com.docker.compose.{key}={value}");
-        let labels = [
-            label("project", project),
-            label("service", "web"),
-            label("oneoff", "False"),
-            label("container-number", "1"),
-            label("config-hash", "x"),
-            label("replace", &format!("{project}-web-1")),
-        ];
-        let mut args = vec!["create", "--pull", "never", "--volumes-from", &old, "--name", &name];
-        args.extend(labels.iter().map(String::as_str));
-        args.extend([tool.as_str(), "sleep", "1000"]);
-        agent.plain(&args);
+        let leave = || left_behind(agent, &stack.image("tool:1"), project, &name, &["--volumes-from", &old]);
+        // Killed before the removal of the old one, which is still as it is to be.
+        leave();
+        up(&agent.docker, &sha).unwrap();
+        let ids: Vec<String> = agent.docker.inspect(&NO_SECRET).unwrap().into_iter().map(|c| c.id).collect();
+        assert_eq!(ids, [old.as_str()]);
+        // Killed between the removal of the old one and the new one's name.
+        leave();
         agent.plain(&["rm", "-f", &old]);
         up(&agent.docker, &sha).unwrap();
         let all = agent.docker.inspect(&NO_SECRET).unwrap();

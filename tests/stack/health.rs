@@ -232,7 +232,11 @@ services:
         rig.desire(&rig.simple(3, &compose("3"), &[]));
         let ran = rig.tick_fails("UP_FAILED");
         assert!(ran.stderr.contains(waiting), "{}", ran.stderr);
-        assert!(ran.stderr.contains("is unhealthy; then db: unhealthy; db's check exited with 1: no disk"), "{}", ran.stderr);
+        assert!(
+            ran.stderr.contains("is unhealthy; then db: unhealthy; db's check exited with 1: no disk"),
+            "{}",
+            ran.stderr
+        );
     });
 }
 
