@@ -451,6 +451,47 @@ fn a_name_in_use_is_tried_a_second_time_and_no_third() {
 }
 
 #[test]
+fn what_the_engine_lost_in_a_crash_is_made_anew_and_only_once() {
+    let id = "6".repeat(64);
+    let inspected = format!(
+        r#"[{{"Id": "{id}", "Name": "/shop-web-1", "State": {{"Status": "created"}}, "Config": {{"Labels": {{"com.docker.compose.service": "web"}}}}}}]"#
+    );
+    // So often it says so of `up`, whatever is made anew.
+    let script = |says: &str, times: u32| {
+        Script::new(&format!(
+            "echo \"$*\" >>calls
+             case \"$*\" in
+               ps*oneoff*) echo {id};;
+               inspect*) echo '{inspected}';;
+               *--remove-orphans*) echo >>ups; [ $(wc -l <ups) -gt {times} ] && exit 0; echo '{says}' >&2; exit 1;;
+             esac"
+        ))
+    };
+    let ups = |script: &Script| -> Vec<String> {
+        let ups = |call: &String| call.split_once(" up -d ").map(|(_, rest)| rest.to_owned());
+        script.lines("calls").iter().filter_map(ups).collect()
+    };
+    let (plain, anew) =
+        ("--remove-orphans --no-build --pull never", "--force-recreate --no-deps --no-build --pull never web");
+    for says in [
+        format!("Error response from daemon: task {id}: already exists"),
+        format!("Error response from daemon: OCI runtime create failed: container with id exists: {id}: unknown"),
+    ] {
+        let once = script(&says, 1);
+        let done = once.docker().up(&Up { sha: Sha::of(b"x"), timeout_s: 20 }, &NO_SECRET).unwrap();
+        assert_eq!(ups(&once), [plain, anew, plain]);
+        let words = "web was made anew: the engine had lost its container in a crash";
+        assert_eq!(done.warnings.iter().map(|warning| warning.as_str()).collect::<Vec<_>>(), [words]);
+        let always = script(&says, 9);
+        assert_eq!(docker_shared::failed(up(&always.docker())), says);
+        assert_eq!(ups(&always), [plain, anew, plain]);
+    }
+    let other = script("network shop_default: already exists", 9);
+    assert!(up(&other.docker()).is_err());
+    assert_eq!(ups(&other), [plain]);
+}
+
+#[test]
 fn a_listing_that_fails_once_is_made_again_and_no_third_time() {
     let text = |times: u32| format!("echo >>calls; [ $(wc -l <calls) -gt {times} ] && exit 0; echo broken >&2; exit 1");
     let once = Script::new(&text(1));
