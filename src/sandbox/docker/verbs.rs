@@ -28,8 +28,9 @@ fn fails(status: u8, stderr: impl AsRef<str>) -> Ended {
     Ended { status, stderr: format!("{}\n", stderr.as_ref()), ..Ended::default() }
 }
 
-/// How the agent asks for names and folders.
+/// How the agent asks for what is to replace another and has not got its name yet.
 const NOT_YET_NAMED: &str = "name=^/?[0-9a-f]{12}_";
+/// How the agent asks for names and folders.
 const ORIGIN: &str = "{{.Names}}\t{{.Label \"com.docker.compose.project.working_dir\"}}";
 
 /// Longer than any deadline: whoever waits for this has to end it.
