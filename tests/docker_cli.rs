@@ -453,17 +453,25 @@ fn a_name_in_use_is_tried_a_second_time_and_no_third() {
 #[test]
 fn what_the_engine_lost_in_a_crash_is_made_anew_and_only_once() {
     let id = "6".repeat(64);
-    let inspected = format!(
-        r#"[{{"Id": "{id}", "Name": "/shop-web-1", "State": {{"Status": "created"}}, "Config": {{"Labels": {{"com.docker.compose.service": "web"}}}}}}]"#
-    );
-    // So often it says so of `up`, whatever is made anew.
-    let script = |says: &str, times: u32| {
+    let one = |id: &str, service: &str, error: &str| {
+        let labels = format!(r#"{{"com.docker.compose.service": "{service}"}}"#);
+        let state = format!(r#"{{"Status": "created", "Error": "{error}"}}"#);
+        format!(
+            r#"{{"Id": "{}", "Name": "/shop-{service}-{id}", "State": {state}, "Config": {{"Labels": {labels}}}}}"#,
+            id.repeat(64)
+        )
+    };
+    // So often it says so of `up`, whatever is made anew; and of which containers.
+    let script = |says: &str, times: u32, whose: &str| {
         Script::new(&format!(
             "echo \"$*\" >>calls
              case \"$*\" in
                ps*oneoff*) echo {id};;
-               inspect*) echo '{inspected}';;
-               *--remove-orphans*) echo >>ups; [ $(wc -l <ups) -gt {times} ] && exit 0; echo '{says}' >&2; exit 1;;
+               inspect*) cat <<'END'
+[{whose}]
+END
+               ;;
+               *--remove-orphans*) echo >>ups; [ $(wc -l <ups) -gt {times} ] && exit 0; echo 'Error response from daemon: {says}' >&2; exit 1;;
              esac"
         ))
     };
@@ -474,19 +482,29 @@ fn what_the_engine_lost_in_a_crash_is_made_anew_and_only_once() {
     let (plain, anew) =
         ("--remove-orphans --no-build --pull never", "--force-recreate --no-deps --no-build --pull never web");
     for says in [
-        format!("Error response from daemon: task {id}: already exists"),
-        format!("Error response from daemon: OCI runtime create failed: container with id exists: {id}: unknown"),
+        format!("task {id}: already exists"),
+        "OCI runtime create failed: runc create failed: container with given ID already exists: unknown".to_owned(),
+        format!("OCI runtime create failed: container with id exists: {id}: unknown"),
+        format!("failed to start shim: mkdir /run/io.containerd.runtime.v2.task/moby/{id}: file exists: unknown"),
     ] {
-        let once = script(&says, 1);
+        let whose = [one("1", "web", &says), one("2", "job", "driver failed"), one("3", "db", "")].join(",");
+        let once = script(&says, 1, &whose);
         let done = once.docker().up(&Up { sha: Sha::of(b"x"), timeout_s: 20 }, &NO_SECRET).unwrap();
         assert_eq!(ups(&once), [plain, anew, plain]);
         let words = "web was made anew: the engine had lost its container in a crash";
         assert_eq!(done.warnings.iter().map(|warning| warning.as_str()).collect::<Vec<_>>(), [words]);
-        let always = script(&says, 9);
-        assert_eq!(docker_shared::failed(up(&always.docker())), says);
+        let always = script(&says, 9, &whose);
+        assert_eq!(docker_shared::failed(up(&always.docker())), format!("Error response from daemon: {says}"));
         assert_eq!(ups(&always), [plain, anew, plain]);
+        // Two of one service, and one of another, in one call.
+        let three = [whose, one("4", "web", &says), one("5", "api", &says)].join(",");
+        let several = script(&says, 1, &three);
+        let done = several.docker().up(&Up { sha: Sha::of(b"x"), timeout_s: 20 }, &NO_SECRET).unwrap();
+        let both = anew.replace(" web", " api web");
+        assert_eq!(ups(&several), [plain, both.as_str(), plain]);
+        assert_eq!(done.warnings.len(), 2);
     }
-    let other = script("network shop_default: already exists", 9);
+    let other = script("network shop_default: already exists", 9, &one("1", "web", ""));
     assert!(up(&other.docker()).is_err());
     assert_eq!(ups(&other), [plain]);
 }

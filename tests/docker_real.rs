@@ -375,6 +375,40 @@ fn what_is_left_of_what_it_was_to_replace_hands_its_anonymous_volumes_on() {
 }
 
 #[test]
+fn a_container_that_the_engine_lost_is_made_anew_with_its_anonymous_volumes() {
+    let Some(stack) = Stack::find() else { return };
+    let engine = Path::new(stack.get("STACK_DIR")).join("engine/exec");
+    Agent::each(&stack, "lost", |agent| {
+        let sha = agent.one_service(&stack.image("tool:1"), "    command: [sleep, '1000']\n    volumes: [/kept]\n");
+        pull(&agent.docker, &sha).unwrap();
+        up(&agent.docker, &sha).unwrap();
+        let only = || {
+            let mut all = agent.docker.inspect(&NO_SECRET).unwrap();
+            assert_eq!(all.len(), 1, "{all:?}");
+            all.remove(0)
+        };
+        let first = only().id;
+        agent.plain(&["exec", &first, "sh", "-c", "echo precious >/kept/file"]);
+        // What an engine that is killed in the middle of a start may leave: its runtime's folder, or its shim's.
+        for left in ["runtime-runc/moby", "containerd/daemon/io.containerd.runtime.v2.task/moby"] {
+            let lost = only().id;
+            agent.plain(&["stop", "-t", "0", &lost]);
+            let left = engine.join(left).join(&lost);
+            fs::create_dir(&left).unwrap();
+            let done = agent.docker.up(&Up { sha: sha.clone(), timeout_s: 60 }, &NO_SECRET);
+            // The engine may have cleared it with its container.
+            let _ = fs::remove_dir_all(&left);
+            let warnings = done.unwrap().warnings;
+            assert!(warnings.iter().any(|warning| warning.as_str().starts_with("web was made anew")), "{warnings:?}");
+            let now = only();
+            assert_eq!((now.name, now.state), (format!("{}-web-1", agent.docker.project()), ContainerState::Running));
+            assert_ne!(now.id, lost);
+            assert_eq!(agent.plain(&["exec", &now.id, "cat", "/kept/file"]).trim(), "precious");
+        }
+    });
+}
+
+#[test]
 fn an_image_goes_when_nothing_needs_it() {
     let Some(stack) = Stack::find() else { return };
     Agent::each(&stack, "image", |agent| {

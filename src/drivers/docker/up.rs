@@ -3,7 +3,7 @@
 //! Invariant: it is never asked to build, to pull or to answer a question (stdin is null, never `-y`: that would
 //! wipe a volume whose definition changed).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::effects::{RunDone, RunFault, Scrub, Scrubbed, Up};
@@ -23,19 +23,26 @@ impl Docker {
     /// each container that the engine lost in a crash of its own, once that is made anew.
     pub fn up(&self, request: &Up, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
         let until = Instant::now() + Duration::from_secs(request.timeout_s);
+        // By id, of which service.
         let mut made_anew: BTreeMap<String, String> = BTreeMap::new();
         let mut ended = self.up_once(until, scrub);
         if ended.as_ref().is_err_and(is_name_conflict) {
             ended = self.up_once(until, scrub);
         }
-        while let Some(id) = ended.as_ref().err().and_then(lost_by_engine).filter(|id| !made_anew.contains_key(id)) {
-            let Some(lost) = self.inspect(scrub)?.into_iter().find(|c| c.id == id) else { break };
-            ended = self.make_anew(&lost.service, until, scrub).and_then(|_| self.up_once(until, scrub));
-            made_anew.insert(id, lost.service);
+        while ended.as_ref().is_err_and(says_lost) {
+            let mut lost = self.lost_by_engine(scrub)?;
+            lost.retain(|id, _| !made_anew.contains_key(id));
+            if lost.is_empty() {
+                break;
+            }
+            let services: BTreeSet<&String> = lost.values().collect();
+            ended = self.make_anew(services, until, scrub).and_then(|_| self.up_once(until, scrub));
+            made_anew.extend(lost);
         }
         match ended {
             Ok(mut done) => {
-                done.warnings.extend(made_anew.values().map(|service| {
+                let services: BTreeSet<&String> = made_anew.values().collect();
+                done.warnings.extend(services.into_iter().map(|service| {
                     let what = format!("{service} was made anew: the engine had lost its container in a crash");
                     Scrubbed::new(scrub, &what)
                 }));
@@ -47,20 +54,25 @@ impl Docker {
         }
     }
 
-    /// Another container in place of a service's: it has another id, and the old one's anonymous volumes.
-    fn make_anew(&self, service: &str, until: Instant, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
+    /// Other containers in place of those of some services: they have other ids, and the old ones' anonymous volumes.
+    fn make_anew(&self, services: BTreeSet<&String>, until: Instant, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
         let verb =
             ["--progress", "quiet", "up", "-d", "--force-recreate", "--no-deps", "--no-build", "--pull", "never"];
         let mut args = self.compose_args(Place::Current, &verb, scrub)?;
-        args.push(service.into());
-        self.done(&Call::new(args, until.saturating_duration_since(Instant::now())), scrub)
+        args.extend(services.into_iter().map(Into::into));
+        self.done(&Call::new(args, left_of(until)), scrub)
+    }
+
+    /// Which containers the engine lost, by id, and of which service each is.
+    fn lost_by_engine(&self, scrub: &dyn Scrub) -> Result<BTreeMap<String, String>, RunFault> {
+        let lost = self.inspect(scrub)?.into_iter().filter(|c| is_lost(c.error.as_str()));
+        Ok(lost.map(|c| (c.id, c.service)).collect())
     }
 
     fn up_once(&self, until: Instant, scrub: &dyn Scrub) -> Result<RunDone, RunFault> {
-        let left = || until.saturating_duration_since(Instant::now());
-        self.settle_leftovers(left(), scrub)?;
+        self.settle_leftovers(left_of(until), scrub)?;
         let verb = ["--progress", "quiet", "up", "-d", "--remove-orphans", "--no-build", "--pull", "never"];
-        self.done(&Call::new(self.compose_args(Place::Current, &verb, scrub)?, left()), scrub)
+        self.done(&Call::new(self.compose_args(Place::Current, &verb, scrub)?, left_of(until)), scrub)
     }
 
     /// Settles what an interrupted `up` left: `<12 hex>_project-service-1`, made to replace another and never started.
@@ -97,11 +109,20 @@ fn is_name_conflict(fault: &RunFault) -> bool {
         && words.contains("is already in use")
 }
 
-/// The container that can never be started, because an engine that crashed in the middle of a start left its task or its
-/// runtime's folder behind: `task 650a…: already exists`, `container with id exists: 521c…`.
-fn lost_by_engine(fault: &RunFault) -> Option<String> {
-    let words = words_of(fault);
-    let is_id = |word: &&str| word.len() == 64 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let says_so = words.contains(": already exists") || words.contains("container with id exists");
-    words.split(|c: char| !c.is_ascii_alphanumeric()).find(is_id).filter(|_| says_so).map(str::to_owned)
+fn left_of(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}
+
+fn says_lost(fault: &RunFault) -> bool {
+    matches!(fault, RunFault::Failed { .. }) && is_lost(words_of(fault))
+}
+
+/// What the engine says of a container that can never be started, because a crash in the middle of a start left its
+/// task, its runtime's folder or its shim's behind: `task 650a…: already exists`, `runc create failed: container with given
+/// ID already exists`, `failed to start shim: mkdir …/io.containerd.runtime.v2.task/moby/5ea2…: file exists`.
+fn is_lost(words: &str) -> bool {
+    const OF_RUNC: [&str; 2] = ["container with given ID already exists", "container with id exists"];
+    words.contains(": already exists")
+        || OF_RUNC.iter().any(|said| words.contains(said))
+        || (words.contains("failed to start shim") && words.contains(": file exists"))
 }
